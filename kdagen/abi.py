@@ -16,7 +16,13 @@ class Param:
 
     @property
     def is_pointer(self) -> bool:
+        """Whether the field is a device address."""
         return self.c_type.endswith("*")
+
+    @property
+    def declaration(self) -> str:
+        """The field as C declares it, without the semicolon."""
+        return self.c_type + ("" if self.is_pointer else " ") + self.name
 
 
 STRUCT_NAME = "KdaDecodeParams"

@@ -1,0 +1,137 @@
+"""The one Jinja environment: a variant and its plan become text. Writes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from kdagen import abi
+from kdagen.errors import TemplateError
+from kdagen.paths import templates_dir
+from kdagen.spec import INSTANCES, Gate, Instance, OutputNorm, ConvLayout
+from kdagen.variants import Variant
+
+SKELETON = "kda_decode.hip.j2"
+HEAD = "head.h.j2"
+
+
+class _RecordingLoader(jinja2.BaseLoader):
+    """Loads templates as UTF-8 and remembers every one it was asked for: the closure of a rendering."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sources: dict[str, str] = {}
+
+    def get_source(
+        self, environment: jinja2.Environment, template: str
+    ) -> tuple[str, str | None, Callable[[], bool] | None]:
+        path = self.folder.joinpath(*jinja2.loaders.split_template_path(template))
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise jinja2.TemplateNotFound(template) from None
+        self.sources[template] = text
+        return text, str(path), None
+
+
+def _environment(loader: _RecordingLoader) -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=loader,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        newline_sequence="\n",
+    )
+    environment.filters["column"] = lambda text, width: str(text).ljust(width)
+    return environment
+
+
+@dataclass(frozen=True)
+class InstanceText:
+    """An instance as the template prints it."""
+
+    name: str
+    template_arguments: str
+
+
+def _instance_text(instance: Instance) -> InstanceText:
+    flags = (
+        instance.gate is Gate.BOUNDED,
+        instance.output_norm is OutputNorm.GATED,
+        instance.conv_layout is ConvLayout.DS,
+    )
+    return InstanceText(instance.name, ", ".join("true" if flag else "false" for flag in flags))
+
+
+def render(variant: Variant, folder: Path | None = None) -> str:
+    """The generated source of one variant, ending in one newline.
+
+    Args:
+        variant: a row of the table, or one made on demand.
+        folder: the templates; None for the package's own.
+
+    Raises:
+        PlanError: no plan fits.
+        TemplateError: a template is missing, wrong or names something undefined.
+    """
+    plan = variant.plan
+    loader = _RecordingLoader(folder or templates_dir())
+    environment = _environment(loader)
+    context: dict[str, Any] = {
+        "variant": variant,
+        "spec": variant.spec,
+        "target": variant.target,
+        "plan": plan,
+        "params": abi.PARAMS,
+        "struct_name": abi.STRUCT_NAME,
+        "instances": [_instance_text(instance) for instance in INSTANCES],
+        "query_scale": _float_literal(variant.spec.head_dim**-0.5),
+    }
+    body = _render_one(environment, SKELETON, context, variant)
+    environment.get_template(HEAD)
+    context["templates"] = sorted(loader.sources)
+    context["provenance"] = _provenance(variant, loader.sources)
+    return _render_one(environment, HEAD, context, variant) + body
+
+
+def _float_literal(value: float) -> str:
+    return f"{value!r}f"
+
+
+def _provenance(variant: Variant, sources: dict[str, str]) -> str:
+    digest = hashlib.sha256()
+    for part in (repr(variant), repr(variant.plan), repr(abi.PARAMS), *(f"{n}\n{sources[n]}" for n in sorted(sources))):
+        digest.update(part.encode("utf-8") + b"\0")
+    return digest.hexdigest()
+
+
+def _render_one(environment: jinja2.Environment, name: str, context: dict[str, Any], variant: Variant) -> str:
+    try:
+        return environment.get_template(name).render(context)
+    except jinja2.TemplateSyntaxError as error:
+        where = f"{error.name}:{error.lineno}"
+        raise TemplateError(f"{where}: {error.message} (variant {variant.name})") from error
+    except jinja2.TemplateNotFound as error:
+        raise TemplateError(f"expected a template {error.name!r}, found none (variant {variant.name})") from error
+    except jinja2.TemplateError as error:
+        raise TemplateError(f"{_innermost(error, environment)}: {error.message} (variant {variant.name})") from error
+
+
+def _innermost(error: BaseException, environment: jinja2.Environment) -> str:
+    """`template:line` of the deepest template frame in the traceback."""
+    assert isinstance(environment.loader, _RecordingLoader)
+    folder = environment.loader.folder
+    where, trace = "unknown template", error.__traceback__
+    while trace is not None:
+        path = Path(trace.tb_frame.f_code.co_filename)
+        if path.suffix == ".j2" and path.is_relative_to(folder):
+            where = f"{path.relative_to(folder).as_posix()}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return where
