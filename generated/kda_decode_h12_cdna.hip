@@ -4,14 +4,23 @@
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       12 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cdna: gfx90a, gfx942, gfx950; wave of 64 lanes
-// Launch      one workgroup per row and head; 256 threads, 4 waves, 16 lanes a row, 8 rows a lane, 2624 B LDS, at most 128 VGPRs
-// Per row and head  65536 B of state read once and written once
-// Templates   constants.h.j2, head.h.j2, kda_decode.hip.j2, params.h.j2, stages/conv1d.hip.j2, stages/delta_rule.hip.j2, stages/gated_norm.hip.j2, stages/rows.hip.j2, targets/cdna.hip.j2
-// Provenance  sha256 7265a071a8a20a6090eaca1f45b6491acc4b5970d0bc17291b55362af460fea3
+// Launch      one workgroup per row and head: 256 threads in 4 waves, 2624 B LDS
+// Plan        16 lanes share a state row, 8 rows a lane, at most 128 VGPRs
+// State       65536 B per row and head, read once and written once
+// Templates   constants.h.j2
+//             head.h.j2
+//             kda_decode.hip.j2
+//             params.h.j2
+//             stages/conv1d.hip.j2
+//             stages/delta_rule.hip.j2
+//             stages/gated_norm.hip.j2
+//             stages/rows.hip.j2
+//             targets/cdna.hip.j2
+// Provenance  sha256 89e5570e132c1b8e1bbf9e2d1a8e3b3e9079c821e8cba65164a26eb8562ab714
 //             of the table row, its plan, the launch parameters and the templates
 //
-// A row whose slot is below first_live_slot or not below the pool's length is null: zeros in out, no slot touched.
-// Tensors are described at KdaDecodeParams.
+// A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
+// The tensors and their layouts are described at KdaDecodeParams.
 
 #include <hip/hip_runtime_api.h>
 
@@ -51,19 +60,19 @@ struct KdaDecodeParams {
 };
 
 constexpr int kHeads = 12;
-constexpr int kDim = 128;                       // channels of a head, keys and values alike
-constexpr int kTaps = 4;                        // conv width: kTaps - 1 of history and the new token
-constexpr int kChannels = kHeads * kDim;           // of one of q, k, v
-constexpr int kThreads = 256;                   // of a workgroup
-constexpr int kPairs = 64;                      // channel pairs of a section, one per thread
-constexpr int kLanesPerRow = 16;                // lanes that share a row of the state
-constexpr int kRowGroups = kThreads / kLanesPerRow;
+constexpr int kDim = 128;             // channels of a head, keys and values alike
+constexpr int kTaps = 4;              // conv width: kTaps - 1 of history and the new token
+constexpr int kChannels = kHeads * kDim;  // of one of q, k, v
+constexpr int kThreads = 256;         // of a workgroup
+constexpr int kPairs = 64;            // channel pairs of a section, one per thread
 constexpr int kWaveLanes = 64;
-constexpr int kRowsAtOnce = kWaveLanes / kLanesPerRow;  // rows that one access of a wave covers
+constexpr int kLanesPerRow = 16;  // lanes that share a row of the state
+constexpr int kRowGroups = kThreads / kLanesPerRow;
+constexpr int kRowsAtOnce = kWaveLanes / kLanesPerRow;    // rows that one access of a wave covers
 constexpr int kRowsPerLane = 8;
 constexpr int kRowsPerWave = kRowsPerLane * kRowsAtOnce;  // consecutive rows that a wave owns
-constexpr int kParts = 2;                       // 16-byte accesses per lane and row
-constexpr int kColumnPairs = 2 * kParts;           // pairs of state columns per lane
+constexpr int kParts = 2;              // 16-byte accesses per lane and row
+constexpr int kColumnPairs = 2 * kParts;  // pairs of state columns per lane
 
 // ---- primitives of cdna ---------------------------------------------------------------------------------------------
 #if !defined(__global__)
@@ -76,8 +85,9 @@ constexpr int kColumnPairs = 2 * kParts;           // pairs of state columns per
 #define __shared__ __attribute__((shared))
 #endif
 #define DEVICE static __device__ __attribute__((always_inline)) inline
-#define KERNEL \
-  __global__ __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(4)))
+#define KERNEL                                                               \
+  __global__ __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), \
+                            amdgpu_waves_per_eu(4)))
 #define SHARED __shared__
 
 typedef float f32x2 __attribute__((vector_size(8)));
@@ -121,7 +131,7 @@ DEVICE unsigned high_of(bf16_pair a) { return a >> 16; }
 DEVICE bf16_pair pack(unsigned low, unsigned high) { return low | high << 16; }
 DEVICE bf16_pair to_bf16(f32x2 a) {  // to nearest, ties to even
   return pack(__builtin_bit_cast(bf16_t, static_cast<__bf16>(a[0])),
-                   __builtin_bit_cast(bf16_t, static_cast<__bf16>(a[1])));
+              __builtin_bit_cast(bf16_t, static_cast<__bf16>(a[1])));
 }
 
 // Rows may start at any element, so a pair of bf16 is aligned to 2 bytes and a pair of fp32 to 4.
@@ -165,8 +175,9 @@ DEVICE float sum_over_row(float a) {
 
 static int launch(void (*kernel)(KdaDecodeParams), long long workgroups, KdaDecodeParams params, void *stream) {
   void *arguments[] = {&params};
-  return hipLaunchKernel(reinterpret_cast<const void *>(kernel), dim3(static_cast<unsigned>(workgroups)), dim3(kThreads),
-                         arguments, 0, static_cast<hipStream_t>(stream));
+  const dim3 grid(static_cast<unsigned>(workgroups)), block(kThreads);
+  return hipLaunchKernel(reinterpret_cast<const void *>(kernel), grid, block, arguments, 0,
+                         static_cast<hipStream_t>(stream));
 }
 
 // ---- who works on what ----------------------------------------------------------------------------------------------
@@ -390,7 +401,8 @@ struct RowOutputs {
 
 // Per row v, with q and k normalised: S *= decay; delta = beta * (v - S.k); o = S.q + delta * (k.q); S += delta * k.
 // Both dot products see the decayed state only, so they share one pass and the store is nobody's input.
-DEVICE RowOutputs delta_rule(const Lds &lds, const StateSlice &slice, const SliceAddress &address, float beta, int thread) {
+DEVICE RowOutputs delta_rule(const Lds &lds, const StateSlice &slice, const SliceAddress &address, float beta,
+                             int thread) {
   constexpr float kL2NormEps = 1e-6f;  // inside the sum
   Columns q = load_columns(lds.section[kQuery], thread);
   Columns k = load_columns(lds.section[kKey], thread);
@@ -441,7 +453,7 @@ DEVICE float published_output(const Lds &lds, int channel) {
   return lds.output[group][channel % kRowsPerWave / kRowsAtOnce];
 }
 
-// out = o * rsqrt_approx(mean(o^2) + norm_eps) * norm_weight * sigmoid(output_gate), or o itself without the norm.
+// out = o * rsqrt(mean(o^2) + norm_eps) * norm_weight * sigmoid(output_gate), or o itself without the norm.
 template <bool kOutputNorm>
 DEVICE f32x2 finish_output(const Lds &lds, const GateInputs &gates, float norm_eps, int thread, int pair) {
   const f32x2 o = {published_output(lds, 2 * pair), published_output(lds, 2 * pair + 1)};

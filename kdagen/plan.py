@@ -35,6 +35,9 @@ class Tuning:
     min_waves_per_simd: int = 4
 
 
+DEFAULT_TUNING = Tuning()
+
+
 @dataclass(frozen=True)
 class Plan:
     """Numbers a template prints; everything else is derived from them.
@@ -91,8 +94,8 @@ def make_plan(spec: KernelSpec, target: Target, tuning: Tuning) -> Plan:
     lanes = ROW_LANES
     if pairs % target.wave_size:
         raise PlanError(
-            f"target: expected a wave size that divides the {pairs} channel pairs of a section, so that a wave works on "
-            f"one section, got {target.wave_size} ({target.name})"
+            f"target: expected a wave size that divides the {pairs} channel pairs of a section, so that a wave works "
+            f"on one section, got {target.wave_size} ({target.name})"
         )
     parts = dim // (lanes * VECTOR)
     rows_per_lane = dim * lanes // threads

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ import jinja2
 from kdagen import abi
 from kdagen.errors import TemplateError
 from kdagen.paths import templates_dir
-from kdagen.spec import INSTANCES, Gate, Instance, OutputNorm, ConvLayout
+from kdagen.spec import INSTANCES, ConvLayout, Gate, Instance, OutputNorm
 from kdagen.variants import Variant
 
 SKELETON = "kda_decode.hip.j2"
@@ -106,10 +108,15 @@ def _float_literal(value: float) -> str:
 
 
 def _provenance(variant: Variant, sources: dict[str, str]) -> str:
-    digest = hashlib.sha256()
-    for part in (repr(variant), repr(variant.plan), repr(abi.PARAMS), *(f"{n}\n{sources[n]}" for n in sorted(sources))):
-        digest.update(part.encode("utf-8") + b"\0")
-    return digest.hexdigest()
+    """Hash of everything the text is made from, spelled in a way that no Python version changes."""
+    inputs = {
+        "variant": dataclasses.asdict(variant),
+        "plan": dataclasses.asdict(variant.plan),
+        "params": [dataclasses.asdict(param) for param in abi.PARAMS],
+        "templates": sources,
+    }
+    spelled = json.dumps(inputs, sort_keys=True, default=lambda enum_member: enum_member.value)
+    return hashlib.sha256(spelled.encode("utf-8")).hexdigest()
 
 
 def _render_one(environment: jinja2.Environment, name: str, context: dict[str, Any], variant: Variant) -> str:

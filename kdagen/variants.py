@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kdagen.plan import Plan, Tuning, make_plan
+from kdagen.plan import DEFAULT_TUNING, Plan, Tuning, make_plan
 from kdagen.spec import KernelSpec
 from kdagen.target import CDNA, Target
 
@@ -16,7 +16,7 @@ class Variant:
     spec: KernelSpec
     target: Target
     reason: str
-    tuning: Tuning = Tuning()
+    tuning: Tuning = DEFAULT_TUNING
 
     @property
     def name(self) -> str:

@@ -1,0 +1,189 @@
+"""The command line: parse, call, print. Exit codes: 0 success, 1 a check failed, 2 the request was wrong."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kdagen import emit
+from kdagen.errors import DriftError, KdagenError, SpecError
+from kdagen.paths import generated_dir
+from kdagen.spec import INSTANCES
+from kdagen.table import aligned
+from kdagen.variants import VARIANTS, Variant, on_demand
+
+_DESCRIPTION = """\
+kdagen renders, checks and proves fused KDA decode kernels: one launch for the conv1d update, the gated
+delta rule and the gated RMSNorm of one token per sequence."""
+
+_EPILOG = """\
+examples:
+  kdagen list                        the kernels that exist
+  kdagen verify --heads 12 --quick   run one kernel lane by lane on this CPU against the oracle
+  kdagen build                       render every kernel of the table into generated/
+  kdagen build --check               prove that generated/ is what the table and the templates give
+  kdagen build --heads 20 --out DIR  render a head count that is not in the table
+  kdagen doctor                      which compilers are here, and what to install"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code and never raises for a user's error."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except SpecError as error:
+        print(f"kdagen: {error}", file=sys.stderr)
+        return 2
+    except KdagenError as error:
+        print(f"kdagen: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("kdagen: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("kdagen", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=raw)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    build = commands.add_parser(
+        "build",
+        help="render the kernels of the table, or check that they are up to date",
+        description="Render every kernel of the table into generated/: write what changed, remove orphans.",
+    )
+    build.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; print every difference as a diff and exit 1 if there is one",
+    )
+    build.add_argument(
+        "--heads",
+        type=_heads,
+        metavar="N[,N...]",
+        help="render these head counts alone, in the table or not; needs --out",
+    )
+    build.add_argument("--out", type=Path, metavar="DIR", help="folder to write to or check (default: generated/)")
+    build.set_defaults(run=_build)
+
+    listing = commands.add_parser(
+        "list", help="the kernels that exist, with launch shapes", description="Print the table of kernels."
+    )
+    listing.set_defaults(run=_list)
+
+    verify = commands.add_parser(
+        "verify",
+        help="run kernels lane by lane on this CPU and compare them with the fp64 oracle",
+        description="Run every kernel's generated text on the CPU emulator over a matrix of cases (features, batches, "
+        "null rows, strides, hostile values) and compare it with the fp64 oracle. Exit 1 on any failure, with "
+        "the first failing case as a command that reproduces it alone.",
+    )
+    verify.add_argument("--heads", type=_heads, metavar="N[,N...]", help="these head counts only, in the table or not")
+    verify.add_argument("--quick", action="store_true", help="a short matrix: every feature once")
+    verify.add_argument("--case", metavar="TOKEN", help="this one case, as a failure prints it")
+    verify.add_argument("--source", type=Path, metavar="FILE", help="a source to run in place of the rendered text")
+    verify.add_argument("--json", type=Path, metavar="FILE", help="also write the results as JSON")
+    verify.set_defaults(run=_verify)
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="which compilers and tools are here, tried on a real kernel, and what to install",
+        description="Find every tool for every target, try it on a small kernel and say what to install if it fails.",
+    )
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _heads(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected head counts such as 12 or 12,24, got {text!r}") from None
+
+
+def _variants(heads: tuple[int, ...] | None) -> tuple[Variant, ...]:
+    return VARIANTS if heads is None else tuple(on_demand(count) for count in heads)
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    if arguments.heads is not None and arguments.out is None:
+        raise SpecError("--out: expected a folder with --heads, got none; add `--out DIR`")
+    folder = arguments.out or generated_dir()
+    texts = emit.render_all(_variants(arguments.heads))
+    if arguments.check:
+        _check(folder, texts, arguments)
+        return 0
+    done = emit.write(folder, texts, remove_orphans=arguments.out is None)
+    for name in done.changed:
+        print(f"wrote    {folder / name}")
+    for name in done.removed:
+        print(f"removed  {folder / name}")
+    print(
+        f"{len(texts)} kernels: {len(done.changed)} written, {len(done.unchanged)} up to date, {len(done.removed)} removed"
+    )
+    return 0
+
+
+def _check(folder: Path, texts: dict[str, str], arguments: argparse.Namespace) -> None:
+    drifts = emit.check(folder, texts)
+    if not drifts:
+        print(f"{len(texts)} kernels in {folder} are what the table and the templates give")
+        return
+    for drift in drifts:
+        print(f"{drift.name}: {drift.kind.value}")
+        if drift.diff:
+            print(drift.diff, end="")
+    repair = [emit.REPAIR]
+    if arguments.heads is not None:
+        repair.append("--heads " + ",".join(str(count) for count in arguments.heads))
+    if arguments.out is not None:
+        repair.append(f"--out {arguments.out}")
+    sys.stdout.flush()
+    raise DriftError(
+        f"{len(drifts)} files of {folder} differ from the table and the templates; run `{' '.join(repair)}`"
+    )
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    rows = [
+        (
+            variant.name,
+            str(variant.spec.num_heads),
+            ",".join(variant.target.archs),
+            f"rows*{variant.spec.num_heads} x {variant.plan.threads}",
+            str(variant.plan.lds_bytes),
+            str(variant.plan.max_vgprs),
+            variant.reason,
+        )
+        for variant in VARIANTS
+    ]
+    header = ("variant", "heads", "archs", "grid x threads", "LDS B", "VGPRs <=", "serves")
+    print(aligned(header, rows, right=(1, 4, 5)))
+    print(f"\nEach has {len(INSTANCES)} instances: " + ", ".join(instance.name for instance in INSTANCES))
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from kdagen import verify
+
+    return verify.main_report(
+        _variants(arguments.heads),
+        quick=arguments.quick,
+        token=arguments.case,
+        source=arguments.source,
+        json_path=arguments.json,
+    )
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from kdagen import doctor
+
+    return doctor.main_report(sys.stdout)
