@@ -1,0 +1,147 @@
+"""Compiles a generated source and the runtime with the host's C++ compiler, once for each content."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from kdagen.abi import KdaDecodeParams
+from kdagen.emulator.launch import EmulatedKernel
+from kdagen.errors import BuildError, ToolchainError
+
+_HERE = Path(__file__).resolve().parent
+_RUNTIME_SOURCES = ("runtime.cpp", "runtime.h", "fiber.h", "shadow.h", "memory.h", "wave.h", "math.h")
+_SHIM_SOURCES = ("shim/kdaemu.h", "shim/hip/hip_runtime_api.h")
+
+_COMMON_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-w")
+# -fsanitize=thread only makes the compiler call __tsan_* at every access; the runtime defines those, not libtsan.
+# No contraction: a fused multiply-add in the text is one, and nothing else is. Local symbols: modules share names.
+_MODULE_FLAGS = ("-O2", "-fsanitize=thread", "-ffp-contract=off", "-fvisibility=hidden", "-fno-exceptions")
+
+_GLUE = """\
+#include <hip/hip_runtime_api.h>
+#include "{source}"
+extern "C" __attribute__((visibility("hidden"), no_sanitize("thread"))) void kdaemu_invoke(const void *kernel,
+                                                                                           void **arguments) {{
+  using Kernel = void (*)(KdaDecodeParams);
+  reinterpret_cast<Kernel>(const_cast<void *>(kernel))(*static_cast<KdaDecodeParams *>(arguments[0]));
+}}
+"""
+
+
+def compile_source(
+    source: Path | str, *, lds_bytes: int, params: type[ctypes.Structure] = KdaDecodeParams
+) -> EmulatedKernel:
+    """Compile a generated source for the emulator, or take it from the cache.
+
+    Args:
+        source: a file, compiled as it is; or source text.
+        lds_bytes: LDS that the kernel may use; an access past it is a fault.
+        params: the launch parameters as ctypes, laid out as the source's own struct KdaDecodeParams.
+
+    Raises:
+        ToolchainError: no C++ compiler is found.
+        BuildError: the compiler fails; the message has the command, its first error line and the log's place.
+    """
+    text = source.read_bytes() if isinstance(source, Path) else source.encode("utf-8")
+    compiler, flags = _compiler(), (*_COMMON_FLAGS, *_MODULE_FLAGS, *_machine_flags())
+    runtime = _runtime(compiler)
+    shim = b"".join((_HERE / name).read_bytes() for name in _SHIM_SOURCES)
+    key = _key(text, shim, _GLUE.encode(), runtime.name.encode(), _version(compiler).encode(), *map(str.encode, flags))
+    library = cache_dir() / f"kernel-{key}.so"
+    if not library.is_file():
+        with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
+            path = Path(folder) / "kernel.hip"
+            path.write_bytes(text)
+            glue = Path(folder) / "glue.cpp"
+            glue.write_text(_GLUE.format(source=path if isinstance(source, str) else source.resolve()))
+            # Compile and link apart, so that the link does not bring libtsan.
+            built = Path(folder) / "kernel.o"
+            flags = tuple(flag for flag in flags if flag != "-shared")
+            _run([*compiler, *flags, "-c", f"-I{_HERE / 'shim'}", str(glue), "-o", str(built)], library)
+            linked = Path(folder) / "kernel.so"
+            _run([*compiler, "-shared", str(built), str(runtime), "-o", str(linked)], library)
+            os.replace(linked, library)
+    return EmulatedKernel(library, runtime, lds_bytes, params)
+
+
+def cache_dir() -> Path:
+    """Where compiled kernels are kept: $KDAGEN_CACHE_DIR, else kdagen/ in the user's cache folder; made if missing."""
+    chosen = os.environ.get("KDAGEN_CACHE_DIR")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(chosen) if chosen else base / "kdagen"
+    folder = folder / "emulator"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _runtime(compiler: tuple[str, ...]) -> Path:
+    sources = b"".join((_HERE / name).read_bytes() for name in _RUNTIME_SOURCES)
+    flags = (*_COMMON_FLAGS, "-O2", "-pthread")
+    library = cache_dir() / f"libkdaemu-{_key(sources, _version(compiler).encode(), *map(str.encode, flags))}.so"
+    if not library.is_file():
+        with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
+            built = Path(folder) / library.name
+            _run(
+                [*compiler, *flags, str(_HERE / "runtime.cpp"), f"-Wl,-soname,{library.name}", "-o", str(built)],
+                library,
+            )
+            os.replace(built, library)
+    return library
+
+
+def _key(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:24]
+
+
+def _compiler() -> tuple[str, ...]:
+    chosen = os.environ.get("CXX")
+    if chosen:
+        command = tuple(shlex.split(chosen))
+        if command and shutil.which(command[0]):
+            return command
+        raise ToolchainError(f"CXX: expected a C++ compiler, got {chosen!r}, which is not found")
+    for name in ("c++", "g++", "clang++"):
+        if shutil.which(name):
+            return (name,)
+    raise ToolchainError("expected a C++ compiler (c++, g++ or clang++), found none; on Debian: apt-get install g++")
+
+
+@functools.cache
+def _version(compiler: tuple[str, ...]) -> str:
+    done = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
+    return " ".join(compiler) + "\n" + done.stdout
+
+
+@functools.cache
+def _machine_flags() -> tuple[str, ...]:
+    """-mfma where the machine has it: without it every fused multiply-add is a library call."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ()
+    try:
+        flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
+    except (OSError, StopIteration):
+        return ()
+    return ("-mfma",) if " fma " in flags + " " else ()
+
+
+def _run(command: list[str], product: Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return
+    log = product.with_suffix(".log")
+    log.write_text(shlex.join(command) + "\n" + done.stdout + done.stderr)
+    lines = done.stderr.splitlines()
+    first = next((line for line in lines if "error" in line), lines[0] if lines else f"exit code {done.returncode}")
+    raise BuildError(f"expected {shlex.join(command)} to succeed, got: {first.strip()} (all of it in {log})")
