@@ -56,9 +56,9 @@ class Tolerances:
     misrounded: float = grading.MISROUNDED_SHARE
 
 
-HOSTILE = Tolerances(state=2e-5, output_ulps=1.0, misrounded=1.0)
-"""At hostile values an argument of exp reaches 100, whose fp32 rounding alone (100 * 6e-8) is above the unit tolerance,
-and a row of large terms cancels, so that a rounding boundary is crossed more often."""
+HOSTILE = Tolerances(state=2e-5, output_ulps=2.0, misrounded=1.0)
+"""At hostile values the argument of an exp passes 100, whose fp32 rounding alone (100 * 6e-8) is above the unit bound,
+and sums of large terms cancel, so that a rounding boundary is crossed more often."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,7 @@ class _Maker:
         state, conv = self.pools()
         if case.values is Values.TINY:
             x, bias = x * 1e-3, bias * 1e-3
-            for pool in (conv,):
-                pool[case.live()[1]] *= 1e-3
+            conv[case.live()[1]] *= 1e-3
         if case.values is Values.HOSTILE:
             x, gate, beta, raw_g = (self.hostile(a) for a in (x, gate, beta, raw_g))
         x, gate, beta = self.placed(x.to(_BF16), gate.to(_BF16), beta.to(_BF16))
@@ -206,17 +205,17 @@ class _Maker:
         heads, packed = case.num_heads, 3 * case.num_heads * DIM
         state_size, conv_size = heads * DIM * DIM, packed * (TAPS - 1)
         state_stride, conv_stride, offset = state_size, conv_size, 0
-        fill = (lambda n: _sparse(n)) if case.strides is Strides.FAR else (lambda n: torch.full((n,), math.nan))
-        if (
-            case.strides is Strides.PAGED
-        ):  # a page: the state in fp32, then the window in bf16, then 64 bytes of padding
+        if case.strides is Strides.PAGED:  # a page: the state, the window, 64 bytes of padding
             state_stride = state_size + conv_size // 2 + 16
             conv_stride, offset = 2 * state_stride, 2 * state_size
-        buffer = fill(case.slots * state_stride)
-        conv_buffer = buffer.view(_BF16) if offset else fill(case.slots * conv_stride // 2 + 1).view(_BF16)
+        far = case.strides is Strides.FAR
+        buffer = _sparse(case.slots * state_stride) if far else torch.full((case.slots * state_stride,), math.nan)
+        conv_buffer = buffer.view(_BF16) if offset else _sparse(case.slots * conv_stride // 2 + 1).view(_BF16)
         state = buffer.as_strided((case.slots, heads, DIM, DIM), (state_stride, DIM * DIM, DIM, 1))
         taps = (TAPS - 1, 1) if case.conv_layout is ConvLayout.DS else (1, packed)
         conv = conv_buffer.as_strided((case.slots, packed, TAPS - 1), (conv_stride, *taps), offset)
+        if not far:
+            conv.fill_(math.nan)
         for slot in case.live()[1]:
             state[slot] = self.normal(heads, DIM, DIM)
             conv[slot] = self.normal(packed, TAPS - 1).to(_BF16)

@@ -126,9 +126,8 @@ def _build(arguments: argparse.Namespace) -> int:
         print(f"wrote    {folder / name}")
     for name in done.removed:
         print(f"removed  {folder / name}")
-    print(
-        f"{len(texts)} kernels: {len(done.changed)} written, {len(done.unchanged)} up to date, {len(done.removed)} removed"
-    )
+    counts = f"{len(done.changed)} written, {len(done.unchanged)} up to date, {len(done.removed)} removed"
+    print(f"{len(texts)} kernels: {counts}")
     return 0
 
 

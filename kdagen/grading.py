@@ -22,7 +22,7 @@ MISROUNDED_SHARE = 0.01
 """Largest share of outputs that are not the correctly rounded oracle. An fp32 result is close enough to a rounding
 boundary to fall on its other side about once in 10,000; truncation in place of rounding misses every second one."""
 
-SNAPSHOT_LIMIT_BYTES = 2**30
+SNAPSHOT_LIMIT_BYTES = 2**28
 """A larger storage is a sparse pool that a copy would make real; only the emulator's own checks watch it."""
 
 _BF16_SIGNIFICAND_BITS = 8
@@ -99,8 +99,8 @@ class Snapshot:
             for tensor in self._tensors.values()
             if tensor.untyped_storage().data_ptr() in self._before
         }
-        written = [(self._tensors["out"], None)]
-        written += [(self._tensors[name], list(live)) for name in ("conv_state", "state") if live]
+        pools = [(self._tensors[name], list(live)) for name in ("conv_state", "state") if live]
+        written: list[tuple[torch.Tensor, list[int] | None]] = [(self._tensors["out"], None), *pools]
         for tensor, slots in written:
             if tensor.untyped_storage().data_ptr() in self._before:
                 before = _view_in(self._before[tensor.untyped_storage().data_ptr()], tensor)
@@ -109,11 +109,12 @@ class Snapshot:
                     view.copy_(before)
                 else:
                     view[slots] = before[slots]
-        return sum(int((now != self._before[address]).sum()) for address, now in after.items())
+        changed = [(now, self._before[address]) for address, now in after.items()]
+        return sum(int((now != before).sum()) for now, before in changed if not torch.equal(now, before))
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())  # type: ignore[call-overload, no-any-return]
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
 def _view_in(storage: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

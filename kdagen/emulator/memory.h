@@ -158,7 +158,7 @@ class Lds {
           search.lds->module_begin_ = begin;
           search.lds->module_end_ = end;
           search.lds->begin_ = reinterpret_cast<uintptr_t>(info->dlpi_tls_data);
-          search.lds->size_ = info->dlpi_tls_data != nullptr ? tls : 0;
+          search.lds->size_ = info->dlpi_tls_data != nullptr ? (tls + kAlignment - 1) / kAlignment * kAlignment : 0;
           return 1;
         },
         &search);
