@@ -7,10 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from kdagen.abi import KdaDecodeParams
-from kdagen.emulator.launch import EmulatedKernel, EmulatorOptions, Interval, LaunchReport
+from kdagen.emulator.launch import DEFAULT_OPTIONS, EmulatedKernel, EmulatorOptions, Interval, LaunchReport
 from kdagen.errors import ArgumentError
-
-DEFAULT_OPTIONS = EmulatorOptions()
 
 
 def run_decode(

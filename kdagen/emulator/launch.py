@@ -71,6 +71,9 @@ class EmulatorOptions:
     allow_inactive_lanes: bool = False
 
 
+DEFAULT_OPTIONS = EmulatorOptions()
+
+
 @dataclass(frozen=True)
 class Interval:
     """Memory that a launch may touch: [begin, end) addresses; races are found in units of `granule` bytes."""
@@ -136,7 +139,7 @@ class EmulatedKernel:
         symbol: str,
         params: ctypes.Structure,
         intervals: Iterable[Interval],
-        options: EmulatorOptions = EmulatorOptions(),  # noqa: B008, RUF100 (frozen)
+        options: EmulatorOptions = DEFAULT_OPTIONS,
     ) -> LaunchReport:
         """Call the extern "C" launcher `symbol` of the source with its parameters.
 
