@@ -4,6 +4,7 @@
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       48 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cdna: gfx90a, gfx942, gfx950; wave of 64 lanes
+// Compile     -std=c++17 -O3 -fno-slp-vectorize
 // Launch      one workgroup per row and head: 256 threads in 4 waves, 2624 B LDS
 // Plan        16 lanes share a state row, 8 rows a lane, at most 128 VGPRs
 // State       65536 B per row and head, read once and written once
@@ -16,7 +17,7 @@
 //             stages/gated_norm.hip.j2
 //             stages/rows.hip.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 2823ddf6be5024fc40ab48496912101dad42fe392e1dac2bb6b6db6755d7877a
+// Provenance  sha256 3f92f585f177ba595e2c8a2bdd5e30f847e9a5b6c2ec41d814ff3c6e5414a744
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -199,9 +200,9 @@ DEVICE int first_row_of(int thread) {
 DEVICE int first_column_of(int thread) { return 4 * (thread % kLanesPerRow); }
 
 struct alignas(16) Lds {
-  float section[4][kDim];                   // q, k, v after the convolution; decay
-  float output[kRowGroups][kRowsPerLane];   // un-normed output, in the order in which row groups own it
-  float square_sum[kRowGroups];             // of the outputs of a row group
+  float section[4][kDim];        // q, k, v after the convolution; decay
+  float output[kDim];            // un-normed
+  float square_sum[kRowGroups];  // of the outputs of a row group
 };
 static_assert(sizeof(Lds) == 2624, "the plan's LDS bytes");
 
@@ -395,9 +396,12 @@ DEVICE float dot(const Columns &a, const Columns &b) {
   return sum_over_row(sum[0] + sum[1]);
 }
 
+// The rows' outputs, which every lane of a row group computes: lane i keeps row i's, and all keep the sum of squares.
 struct RowOutputs {
-  float row[kRowsPerLane];
+  float own;
+  float square_sum;
 };
+static_assert(kRowsPerLane <= kLanesPerRow, "a lane for each row's output");
 
 // Per row v, with q and k normalised: S *= decay; delta = beta * (v - S.k); o = S.q + delta * (k.q); S += delta * k.
 // Both dot products see the decayed state only, so they share one pass and the store is nobody's input.
@@ -411,7 +415,7 @@ DEVICE RowOutputs delta_rule(const Lds &lds, const StateSlice &slice, const Slic
   k = scaled(k, rsqrt_approx(dot(k, k) + kL2NormEps));
   const float k_dot_q = dot(k, q);
 
-  RowOutputs outputs;
+  RowOutputs outputs = {0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < kRowsPerLane; ++i) {
     Columns s;
@@ -423,7 +427,9 @@ DEVICE RowOutputs delta_rule(const Lds &lds, const StateSlice &slice, const Slic
     }
     const float v = lds.section[kValue][first_row_of(thread) + i * kRowsAtOnce];
     const float delta = beta * (v - dot(s, k));
-    outputs.row[i] = multiply_add(delta, k_dot_q, dot(s, q));
+    const float o = multiply_add(delta, k_dot_q, dot(s, q));
+    if (thread % kLanesPerRow == i) outputs.own = o;
+    outputs.square_sum = multiply_add(o, o, outputs.square_sum);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const f32x2 a = multiply_add(f32x2{delta, delta}, k.pair[2 * part], s.pair[2 * part]);
@@ -436,27 +442,15 @@ DEVICE RowOutputs delta_rule(const Lds &lds, const StateSlice &slice, const Slic
 
 // ---- stage 3: gated output RMSNorm ----------------------------------------------------------------------------------
 DEVICE void publish_outputs(Lds &lds, const RowOutputs &outputs, int thread) {
-  float square_sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kRowsPerLane; ++i) square_sum = multiply_add(outputs.row[i], outputs.row[i], square_sum);
-  if (thread % kLanesPerRow == 0) {  // every lane of a row group holds the same
-    const int group = thread / kLanesPerRow;
-#pragma unroll
-    for (int i = 0; i < kRowsPerLane; ++i) lds.output[group][i] = outputs.row[i];
-    lds.square_sum[group] = square_sum;
-  }
-}
-
-// The un-normed output of one channel: the row group that owned state row `channel` published it.
-DEVICE float published_output(const Lds &lds, int channel) {
-  const int group = channel / kRowsPerWave * kRowsAtOnce + channel % kRowsAtOnce;
-  return lds.output[group][channel % kRowsPerWave / kRowsAtOnce];
+  const int lane = thread % kLanesPerRow;
+  if (lane < kRowsPerLane) lds.output[first_row_of(thread) + lane * kRowsAtOnce] = outputs.own;
+  if (lane == 0) lds.square_sum[thread / kLanesPerRow] = outputs.square_sum;
 }
 
 // out = o * rsqrt(mean(o^2) + norm_eps) * norm_weight * sigmoid(output_gate), or o itself without the norm.
 template <bool kOutputNorm>
 DEVICE f32x2 finish_output(const Lds &lds, const GateInputs &gates, float norm_eps, int thread, int pair) {
-  const f32x2 o = {published_output(lds, 2 * pair), published_output(lds, 2 * pair + 1)};
+  const f32x2 o = *reinterpret_cast<const f32x2 *>(&lds.output[2 * pair]);
   if constexpr (!kOutputNorm) return o;
   static_assert(kRowGroups == kLanesPerRow, "one partial sum per lane of a row");
   const float mean_square = sum_over_row(lds.square_sum[thread % kLanesPerRow]) * (1.0f / kDim);

@@ -111,8 +111,8 @@ MUTATIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         WRONG_RESULT,
     ),
     "an LDS index past the end": (
-        "    lds.square_sum[group] = square_sum;",
-        "    lds.square_sum[group + 1] = square_sum;",
+        "lds.square_sum[thread / kLanesPerRow] =",
+        "lds.square_sum[thread / kLanesPerRow + 1] =",
         ("LDS out of bounds",),
     ),
     "truncate to bf16": (

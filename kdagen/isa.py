@@ -1,0 +1,88 @@
+"""Reads compiled code objects back: each kernel's registers, LDS and spills, and its instructions."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from kdagen.errors import ToolchainError
+from kdagen.toolchain import find_tool
+
+
+@dataclass(frozen=True)
+class KernelMetadata:
+    """What the code object says of one kernel (AMDGPU metadata, code object V5); registers per lane, sizes in bytes."""
+
+    name: str
+    vgprs: int
+    agprs: int
+    sgprs: int
+    vgpr_spills: int
+    sgpr_spills: int
+    lds_bytes: int
+    scratch_bytes: int
+    workgroup_threads: int
+
+
+def read_metadata(code_object: Path) -> dict[str, KernelMetadata]:
+    """Every kernel of an AMDGPU code object by its symbol.
+
+    Raises:
+        ToolchainError: the file is no AMDGPU code object, or pyelftools and msgpack are not installed.
+    """
+    try:
+        import msgpack
+        from elftools.common.exceptions import ELFError
+        from elftools.elf.elffile import ELFFile
+        from elftools.elf.sections import NoteSection
+    except ImportError as error:
+        raise ToolchainError(
+            f"expected pyelftools and msgpack to read a code object, got: {error}; pip install 'kdagen[inspect]'"
+        ) from error
+    with code_object.open("rb") as file:
+        try:
+            notes = [n for s in ELFFile(file).iter_sections() if isinstance(s, NoteSection) for n in s.iter_notes()]
+        except ELFError as error:
+            raise ToolchainError(
+                f"{code_object}: expected an AMDGPU code object, got a file that is not ELF"
+            ) from error
+    found = [note for note in notes if note["n_name"] == "AMDGPU"]
+    if not found:
+        raise ToolchainError(f"{code_object}: expected an AMDGPU code object, got an ELF file without AMDGPU metadata")
+    description = found[0]["n_desc"]
+    packed = description if isinstance(description, bytes) else description.encode("latin-1")
+    kernels = msgpack.unpackb(packed)["amdhsa.kernels"]
+    return {
+        kernel[".name"]: KernelMetadata(
+            name=kernel[".name"],
+            vgprs=kernel[".vgpr_count"],
+            agprs=kernel.get(".agpr_count", 0),
+            sgprs=kernel[".sgpr_count"],
+            vgpr_spills=kernel[".vgpr_spill_count"],
+            sgpr_spills=kernel[".sgpr_spill_count"],
+            lds_bytes=kernel[".group_segment_fixed_size"],
+            scratch_bytes=kernel[".private_segment_fixed_size"],
+            workgroup_threads=kernel[".max_flat_workgroup_size"],
+        )
+        for kernel in kernels
+    }
+
+
+def disassemble(code_object: Path) -> dict[str, tuple[str, ...]]:
+    """The instructions of every function of an AMDGPU code object by its symbol, as `mnemonic operands`."""
+    objdump = find_tool("llvm-objdump")
+    command = [objdump, "-d", "--no-show-raw-insn", "--no-leading-addr", str(code_object)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ToolchainError(f"expected {objdump} to read {code_object}, got: {done.stderr.strip()}")
+    functions: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in done.stdout.splitlines():
+        symbol = re.fullmatch(r"<(.+)>:", line.strip())
+        if symbol:
+            current = functions.setdefault(symbol[1], [])
+        elif line.startswith("\t"):
+            current.append(" ".join(line.split("//")[0].split()))
+    return {name: tuple(lines) for name, lines in functions.items() if lines}
