@@ -44,3 +44,7 @@ class ArgumentError(KdagenError, ValueError):
 
 class EmulatorError(KdagenError):
     """The emulator found the kernel doing what a GPU would have hidden (a race, a stray access ...)."""
+
+
+class WeightDTypeError(KdagenError, TypeError):
+    """A checkpoint tensor's dtype cannot be taken as values, or its parameter's dtype cannot hold them."""
