@@ -1,4 +1,4 @@
-"""From rendered texts to a folder of sources: write what changed and remove orphans, or prove that there is no drift."""
+"""From rendered texts to a folder: write what changed, remove orphans, or prove that nothing drifted."""
 
 from __future__ import annotations
 

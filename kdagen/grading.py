@@ -82,7 +82,7 @@ def differing_words(actual: torch.Tensor, expected: torch.Tensor) -> int:
 
 
 class Snapshot:
-    """The bytes of every storage up to SNAPSHOT_LIMIT_BYTES behind a call's tensors, to find what the call wrote beyond its outputs."""
+    """The bytes of every storage up to SNAPSHOT_LIMIT_BYTES behind a call, to find what it wrote beyond its outputs."""
 
     def __init__(self, arguments: Mapping[str, object]) -> None:
         self._before: dict[int, torch.Tensor] = {}

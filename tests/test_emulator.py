@@ -26,8 +26,8 @@ struct KdaDecodeParams { const float *in; float *out; long long n; };
 #define THREAD static_cast<int>(__builtin_amdgcn_workitem_id_x())
 #define WORKGROUP static_cast<int>(__builtin_amdgcn_workgroup_id_x())
 static float dpp(float a, int control, int rows = 0xf, int banks = 0xf, bool bound = true, float old = -1.0f) {
-  return __builtin_bit_cast(float, __builtin_amdgcn_update_dpp(__builtin_bit_cast(int, old),
-                                                               __builtin_bit_cast(int, a), control, rows, banks, bound));
+  return __builtin_bit_cast(float, __builtin_amdgcn_update_dpp(
+      __builtin_bit_cast(int, old), __builtin_bit_cast(int, a), control, rows, banks, bound));
 }
 static void barrier() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
@@ -39,7 +39,7 @@ static void barrier() {
 LAUNCHER = """
 extern "C" __attribute__((visibility("default"))) int run(const KdaDecodeParams *params, void *) {
   void *arguments[] = {const_cast<KdaDecodeParams *>(params)};
-  return hipLaunchKernel(reinterpret_cast<const void *>(kernel), dim3(WORKGROUPS), dim3(THREADS), arguments, 0, nullptr);
+  return hipLaunchKernel((const void *)kernel, dim3(WORKGROUPS), dim3(THREADS), arguments, 0, nullptr);
 }
 """
 
@@ -277,7 +277,8 @@ def test_bf16_rounds_to_nearest_even():
 
 
 def test_shuffled_lanes_change_nothing_that_is_ordered():
-    body = "__shared__ float lds[256]; lds[THREAD] = p.in[THREAD]; barrier(); p.out[THREAD] = dpp(lds[255 - THREAD], 0xb1);"
+    body = "__shared__ float lds[256]; lds[THREAD] = p.in[THREAD]; barrier(); "
+    body += "p.out[THREAD] = dpp(lds[255 - THREAD], 0xb1);"
     _, natural = launch(body, threads=256, lds_bytes=1024)
     for seed in range(10):
         report, out = launch(body, threads=256, lds_bytes=1024, lane_order_seed=seed)
