@@ -1,4 +1,4 @@
-"""The launch parameters: one table that the C struct, the binding and the emulator are all made from."""
+"""What crosses a language: the launch parameters, as one table for C and Python, and the schema of the torch op."""
 
 from __future__ import annotations
 
@@ -70,3 +70,13 @@ class KdaDecodeParams(ctypes.Structure):
     """The same struct as the generated C text declares, for callers in Python."""
 
     _fields_ = [(p.name, ctypes.c_void_p if p.is_pointer else _CTYPES[p.c_type]) for p in PARAMS]
+
+
+OP_NAME = "fused_kda_decode"
+
+OP_SCHEMA = (
+    f"{OP_NAME}(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) conv_state, Tensor raw_g, Tensor raw_beta, "
+    "Tensor A_log, Tensor dt_bias, Tensor state_indices, Tensor(b!) state, Tensor(c!) out, float? lower_bound=None, "
+    "Tensor? output_gate=None, Tensor? norm_weight=None, float norm_eps=1e-05, int first_live_slot=1) -> ()"
+)
+"""Schema of torch.ops.kdagen.fused_kda_decode: conv_state, state and out are written, nothing is returned."""

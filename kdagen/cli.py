@@ -117,7 +117,8 @@ def _build(arguments: argparse.Namespace) -> int:
     if arguments.heads is not None and arguments.out is None:
         raise SpecError("--out: expected a folder with --heads, got none; add `--out DIR`")
     folder = arguments.out or generated_dir()
-    texts = emit.render_all(_variants(arguments.heads))
+    chosen = arguments.heads
+    texts = emit.render_all() if chosen is None else emit.render_kernels(_variants(chosen))
     if arguments.check:
         _check(folder, texts, arguments)
         return 0
@@ -127,14 +128,14 @@ def _build(arguments: argparse.Namespace) -> int:
     for name in done.removed:
         print(f"removed  {folder / name}")
     counts = f"{len(done.changed)} written, {len(done.unchanged)} up to date, {len(done.removed)} removed"
-    print(f"{len(texts)} kernels: {counts}")
+    print(f"{len(texts)} files: {counts}")
     return 0
 
 
 def _check(folder: Path, texts: dict[str, str], arguments: argparse.Namespace) -> None:
     drifts = emit.check(folder, texts)
     if not drifts:
-        print(f"{len(texts)} kernels in {folder} are what the table and the templates give")
+        print(f"{len(texts)} files in {folder} are what the table and the templates give")
         return
     for drift in drifts:
         print(f"{drift.name}: {drift.kind.value}")

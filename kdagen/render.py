@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,16 +91,30 @@ def render(variant: Variant, folder: Path | None = None) -> str:
         "spec": variant.spec,
         "target": variant.target,
         "plan": plan,
-        "params": abi.PARAMS,
-        "struct_name": abi.STRUCT_NAME,
+        **_SHARED,
         "instances": [_instance_text(instance) for instance in INSTANCES],
         "query_scale": _float_literal(variant.spec.head_dim**-0.5),
     }
-    body = _render_one(environment, SKELETON, context, variant)
+    what = f"variant {variant.name}"
+    body = _render_one(environment, SKELETON, context, what)
     environment.get_template(HEAD)
     context["templates"] = sorted(loader.sources)
     context["provenance"] = _provenance(variant, loader.sources)
-    return _render_one(environment, HEAD, context, variant) + body
+    return _render_one(environment, HEAD, context, what) + body
+
+
+BINDING = ("binding.cpp", "checks.h", "cpu.h", "variants.inc", "registry.py")
+"""The generated files that make the kernels one torch op, each from templates/binding/<name>.j2."""
+
+
+def render_binding(variants: Sequence[Variant], folder: Path | None = None) -> dict[str, str]:
+    """The files of BINDING for a table of variants, by name; raises TemplateError as `render` does."""
+    environment = _environment(_RecordingLoader(folder or templates_dir()))
+    context: dict[str, Any] = {**_SHARED, "spec": variants[0].spec, "variants": variants, "schema": abi.OP_SCHEMA}
+    return {name: _render_one(environment, f"binding/{name}.j2", context, f"file {name}") for name in BINDING}
+
+
+_SHARED: dict[str, Any] = {"params": abi.PARAMS, "struct_name": abi.STRUCT_NAME}
 
 
 def _float_literal(value: float) -> str:
@@ -119,16 +133,15 @@ def _provenance(variant: Variant, sources: dict[str, str]) -> str:
     return hashlib.sha256(spelled.encode("utf-8")).hexdigest()
 
 
-def _render_one(environment: jinja2.Environment, name: str, context: dict[str, Any], variant: Variant) -> str:
+def _render_one(environment: jinja2.Environment, name: str, context: dict[str, Any], what: str) -> str:
     try:
         return environment.get_template(name).render(context)
     except jinja2.TemplateSyntaxError as error:
-        where = f"{error.name}:{error.lineno}"
-        raise TemplateError(f"{where}: {error.message} (variant {variant.name})") from error
+        raise TemplateError(f"{error.name}:{error.lineno}: {error.message} ({what})") from error
     except jinja2.TemplateNotFound as error:
-        raise TemplateError(f"expected a template {error.name!r}, found none (variant {variant.name})") from error
+        raise TemplateError(f"expected a template {error.name!r}, found none ({what})") from error
     except jinja2.TemplateError as error:
-        raise TemplateError(f"{_innermost(error, environment)}: {error.message} (variant {variant.name})") from error
+        raise TemplateError(f"{_innermost(error, environment)}: {error.message} ({what})") from error
 
 
 def _innermost(error: BaseException, environment: jinja2.Environment) -> str:

@@ -11,7 +11,7 @@ from kdagen.variants import VARIANTS
 
 def test_build_check_passes_on_the_committed_tree(capsys):
     assert main(["build", "--check"]) == 0
-    assert "10 kernels in" in capsys.readouterr().out
+    assert "15 files in" in capsys.readouterr().out
 
 
 def test_check_prints_a_diff_and_ends_with_the_command_that_repairs_it(capsys, tmp_path):
@@ -31,9 +31,9 @@ def test_check_prints_a_diff_and_ends_with_the_command_that_repairs_it(capsys, t
 
 def test_build_writes_only_what_changed(capsys, tmp_path):
     assert main(["build", "--heads", "20", "--out", str(tmp_path)]) == 0
-    assert "1 kernels: 1 written, 0 up to date" in capsys.readouterr().out
+    assert "1 files: 1 written, 0 up to date" in capsys.readouterr().out
     assert main(["build", "--heads", "20", "--out", str(tmp_path)]) == 0
-    assert "1 kernels: 0 written, 1 up to date" in capsys.readouterr().out
+    assert "1 files: 0 written, 1 up to date" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
