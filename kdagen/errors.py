@@ -38,6 +38,10 @@ class NoKernelError(KdagenError, LookupError):
     """No kernel exists for this layer shape and architecture."""
 
 
+class NotReadyError(KdagenError, RuntimeError):
+    """The op was called before it was loaded, or for the first time inside a graph capture."""
+
+
 class ArgumentError(KdagenError, ValueError):
     """An argument has the wrong dtype, rank, size, stride, alignment, device or value."""
 

@@ -1,7 +1,8 @@
-"""Where the package's data lies: beside the package in a checkout, inside it in an installed wheel."""
+"""Where things lie: the package's data beside it in a checkout and inside it in a wheel; builds in a cache folder."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -15,6 +16,15 @@ def templates_dir() -> Path:
 def generated_dir() -> Path:
     """Folder of the generated sources."""
     return _data_dir("generated")
+
+
+def cache_dir(name: str) -> Path:
+    """Folder of one kind of builds, below $KDAGEN_CACHE_DIR or the user's cache folder; made if missing."""
+    chosen = os.environ.get("KDAGEN_CACHE_DIR")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = (Path(chosen) if chosen else base / "kdagen") / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _data_dir(name: str) -> Path:

@@ -121,6 +121,31 @@ class KernelSpec:
         return self.conv_width - 1
 
 
+@dataclass(frozen=True)
+class LayerShape:
+    """What a layer is, as far as the choice of a kernel goes: the exact key of dispatch. Values are not checked here.
+
+    Attributes:
+        num_heads: heads on this rank.
+        head_dim: channels per head, keys and values alike.
+        conv_width: taps of the causal conv1d.
+        num_spec: speculative tokens per request beside the one decoded; kernels of this version take 0.
+        input_dtype: dtype of x, the gates and out; any hashable, a DType or what a framework calls it.
+        conv_state_dtype: dtype of the conv window.
+        state_dtype: dtype of the recurrent state.
+        conv_layout: layout of a conv cache slot.
+    """
+
+    num_heads: int
+    head_dim: int = 128
+    conv_width: int = 4
+    num_spec: int = 0
+    input_dtype: DType | str = DType.BF16
+    conv_state_dtype: DType | str = DType.BF16
+    state_dtype: DType | str = DType.FP32
+    conv_layout: ConvLayout = ConvLayout.SD
+
+
 MAX_HEADS = 1024
 """Largest head count taken; beyond it a typing error is likelier than a model."""
 

@@ -104,13 +104,18 @@ def _host_commands() -> Iterator[tuple[str, ...]]:
 
 
 def _version(path: str) -> str:
+    lines = [line.strip() for line in version_text(path).splitlines() if re.search(r"\d+\.\d+", line)]
+    release = [line for line in lines if "release" in line]
+    return (release or lines or ["unknown"])[0]
+
+
+def version_text(path: str) -> str:
+    """All that `path --version` prints, or nothing."""
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    lines = [line.strip() for line in done.stdout.splitlines() if re.search(r"\d+\.\d+", line)]
-    release = [line for line in lines if "release" in line]
-    return (release or lines or ["unknown"])[0]
+        return ""
+    return done.stdout
 
 
 def probe(compiler: Compiler, arch: str) -> str | None:

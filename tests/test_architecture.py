@@ -25,13 +25,14 @@ ALLOWED = {
     "grading": set(),
     "reference": {"errors"},
     "cases": {"errors", "spec", "grading"},
+    "dispatch": {"errors", "paths", "spec", "op"},
     "staged": {"errors", "spec"},
     "weights": {"errors", "spec", "staged"},
     "toolchain": {"errors"},
     "isa": {"errors", "toolchain"},
     "doctor": {"errors", "table", "target", "toolchain"},
 }
-WITHOUT_JINJA = ("weights", "staged", "reference", "cases")
+WITHOUT_JINJA = ("dispatch", "op", "weights", "staged", "reference", "cases")
 
 
 def imports(module: str) -> set[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from kdagen.abi import KdaDecodeParams
 from kdagen.emulator.launch import EmulatedKernel
 from kdagen.errors import BuildError, ToolchainError
+from kdagen.paths import cache_dir
 
 _HERE = Path(__file__).resolve().parent
 _RUNTIME_SOURCES = ("runtime.cpp", "runtime.h", "fiber.h", "shadow.h", "memory.h", "wave.h", "math.h")
@@ -56,9 +57,9 @@ def compile_source(
     runtime = _runtime(compiler)
     shim = b"".join((_HERE / name).read_bytes() for name in _SHIM_SOURCES)
     key = _key(text, shim, _GLUE.encode(), runtime.name.encode(), _version(compiler).encode(), *map(str.encode, flags))
-    library = cache_dir() / f"kernel-{key}.so"
+    library = cache_dir("emulator") / f"kernel-{key}.so"
     if not library.is_file():
-        with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
+        with tempfile.TemporaryDirectory(dir=cache_dir("emulator")) as folder:
             path = Path(folder) / "kernel.hip"
             path.write_bytes(text)
             glue = Path(folder) / "glue.cpp"
@@ -73,22 +74,14 @@ def compile_source(
     return EmulatedKernel(library, runtime, lds_bytes, params)
 
 
-def cache_dir() -> Path:
-    """Where compiled kernels are kept: $KDAGEN_CACHE_DIR, else kdagen/ in the user's cache folder; made if missing."""
-    chosen = os.environ.get("KDAGEN_CACHE_DIR")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = Path(chosen) if chosen else base / "kdagen"
-    folder = folder / "emulator"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def _runtime(compiler: tuple[str, ...]) -> Path:
     sources = b"".join((_HERE / name).read_bytes() for name in _RUNTIME_SOURCES)
     flags = (*_COMMON_FLAGS, "-O2", "-pthread")
-    library = cache_dir() / f"libkdaemu-{_key(sources, _version(compiler).encode(), *map(str.encode, flags))}.so"
+    library = (
+        cache_dir("emulator") / f"libkdaemu-{_key(sources, _version(compiler).encode(), *map(str.encode, flags))}.so"
+    )
     if not library.is_file():
-        with tempfile.TemporaryDirectory(dir=cache_dir()) as folder:
+        with tempfile.TemporaryDirectory(dir=cache_dir("emulator")) as folder:
             built = Path(folder) / library.name
             _run(
                 [*compiler, *flags, str(_HERE / "runtime.cpp"), f"-Wl,-soname,{library.name}", "-o", str(built)],

@@ -1,0 +1,253 @@
+"""Generated sources become a loadable torch extension, kept in a folder named by everything that went into it.
+
+The folder is built aside and renamed, so that it is complete or absent; an operating-system lock lets one of several
+processes build while the others wait, and is gone with its process however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kdagen import toolchain
+from kdagen.errors import BuildError, ToolchainError
+from kdagen.paths import cache_dir
+from kdagen.target import CDNA, TARGETS
+
+CXX_FLAGS = ("-O3", "-fvisibility=hidden", "-Wno-attributes")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One extension to build.
+
+    Attributes:
+        texts: source files by name; those that end in .cpp or a target's suffix are compiled.
+        archs: AMD architectures to compile the kernels for; empty for a build without GPU kernels.
+        defines: preprocessor names that the C++ sources see.
+    """
+
+    texts: Mapping[str, str]
+    archs: tuple[str, ...]
+    defines: tuple[str, ...] = ()
+
+
+def rocm_version() -> str | None:
+    """Version of ROCm that the installed torch was built for, or None."""
+    import torch
+
+    return torch.version.hip
+
+
+def resolve_archs(asked: Sequence[str] = ()) -> tuple[str, ...]:
+    """The architectures to build for: those asked for, else $PYTORCH_ROCM_ARCH, else those of the visible GPUs.
+
+    Raises:
+        ToolchainError: none of the three names one, or a name is not an architecture of a target.
+    """
+    named = list(asked) or [arch for arch in re.split(r"[;, ]+", os.environ.get("PYTORCH_ROCM_ARCH", "")) if arch]
+    if not named:
+        named = _visible_archs()
+    if not named:
+        raise ToolchainError(
+            "arch: expected --arch, PYTORCH_ROCM_ARCH or a visible AMD GPU to name an architecture, got none; "
+            "set PYTORCH_ROCM_ARCH=gfx942 (MI300X, MI325X) or gfx950 (MI350X, MI355X)"
+        )
+    known = [arch for target in TARGETS for arch in target.archs]
+    for arch in named:
+        if arch.split(":")[0] not in known:
+            raise ToolchainError(f"arch: expected some of {', '.join(known)}, got {arch!r}")
+    return tuple(dict.fromkeys(arch.split(":")[0] for arch in named))
+
+
+def _visible_archs() -> list[str]:
+    import torch
+
+    if torch.version.hip is None or not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_properties(i).gcnArchName for i in range(torch.cuda.device_count())]
+
+
+def build(request: Request) -> Path:
+    """The extension's library: from the cache if everything that goes into it is the same, else compiled now.
+
+    The library is loaded when this returns after compiling; loading it once more does no harm.
+
+    Raises:
+        ToolchainError: ninja or a compiler is missing; nothing was started.
+        BuildError: the compiler failed; the message has its command, its first error line and the log's place.
+    """
+    ninja_folder = _find_ninja()
+    key = cache_key(request, _compiler_identity(request))
+    folder = cache_dir("build")
+    library = folder / key / f"kdagen_{key}.so"
+    if library.is_file():
+        return library
+    with _locked(folder / f"{key}.lock"):
+        if not library.is_file():
+            aside = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=folder))
+            try:
+                _compile(request, aside, f"kdagen_{key}", folder / f"{key}.log", ninja_folder)
+                os.replace(aside, library.parent)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+    return library
+
+
+def cache_key(request: Request, compilers: str) -> str:
+    """A digest of every input: sources, archs, flags, compilers, torch and its C++ ABI."""
+    import torch
+
+    digest = hashlib.sha256()
+    parts = [
+        *(part for name in sorted(request.texts) for part in (name, request.texts[name])),
+        *request.archs,
+        *request.defines,
+        *CXX_FLAGS,
+        *CDNA.flags,
+        compilers,
+        torch.__version__,
+        str(torch.version.hip),
+        str(torch.compiled_with_cxx11_abi()),
+    ]
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part.encode("utf-8"))
+    return digest.hexdigest()[:24]
+
+
+def _find_ninja() -> str:
+    """Folder of the ninja program: on PATH, or of the Python package, whose folder need not be on PATH."""
+    found = shutil.which("ninja")
+    if found is None:
+        with contextlib.suppress(ImportError):
+            import ninja
+
+            found = shutil.which("ninja", path=ninja.BIN_DIR)
+    if found is None:
+        raise ToolchainError("expected ninja, found none; pip install ninja")
+    return str(Path(found).parent)
+
+
+def _compiler_identity(request: Request) -> str:
+    """Version texts of the compilers of a request, which are looked for before anything is started."""
+    hosts = toolchain.candidates("host")
+    if not hosts:
+        raise ToolchainError(f"expected a C++ compiler (c++, g++ or clang++), found none; {toolchain.INSTALL_CXX}")
+    identity = [f"{hosts[0].path} {hosts[0].version}"]
+    if request.archs:
+        from torch.utils import cpp_extension
+
+        hipcc = Path(cpp_extension.ROCM_HOME or "/opt/rocm", "bin", "hipcc")
+        if not hipcc.is_file():
+            raise ToolchainError(
+                f"expected hipcc at {hipcc}, found none; install ROCm's HIP compiler or set ROCM_HOME to its folder"
+            )
+        identity.append(f"{hipcc} {toolchain.version_text(str(hipcc))}")
+    return "\n".join(identity)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an operating-system lock on a file; it dies with its process, so a file left behind locks nobody out."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"kdagen: waiting for another process that builds the same kernels ({path})", file=sys.stderr)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(request: Request, folder: Path, name: str, log: Path, ninja_folder: str) -> None:
+    from torch.utils import cpp_extension
+
+    # Copies, because torch translates CUDA names in the sources of a HIP build where they lie.
+    for file_name, text in request.texts.items():
+        (folder / file_name).write_text(text, encoding="utf-8")
+    suffixes = (".cpp", *(target.suffix for target in TARGETS))
+    sources = [str(folder / file_name) for file_name in sorted(request.texts) if file_name.endswith(suffixes)]
+    arguments: dict[str, Any] = {
+        "extra_cflags": [*CXX_FLAGS, *(f"-D{define}" for define in request.defines)],
+        "extra_cuda_cflags": [*CDNA.flags],
+        "with_cuda": bool(request.archs),
+    }
+    environment = {
+        "PYTORCH_ROCM_ARCH": ";".join(request.archs) if request.archs else None,
+        "MAX_JOBS": os.environ.get("MAX_JOBS", str(len(os.sched_getaffinity(0)))),
+        "PATH": f"{ninja_folder}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+    try:
+        with _environment(environment), _progress(folder, len(sources), request.archs):
+            cpp_extension.load(name, sources, build_directory=str(folder), is_python_module=False, **arguments)
+    except (RuntimeError, OSError) as error:
+        output = str(error)
+        log.write_text(output + "\n", encoding="utf-8")
+        failed = re.search(r"^FAILED: .*\n(.*)$", output, re.MULTILINE)
+        command = failed[1].strip() if failed else "the build"
+        raise BuildError(
+            f"expected {command} to succeed, got: {toolchain.first_error(_without_commands(output))} (all of it in {log})"
+        ) from error
+    for file_name, text in request.texts.items():
+        if (folder / file_name).read_text(encoding="utf-8") != text:
+            raise BuildError(f"{file_name}: expected torch to compile it as it is, got a translated copy")
+
+
+def _without_commands(output: str) -> str:
+    """The compilers' own lines: not ninja's, nor the commands it repeats, whose flags may hold the word `error`."""
+    lines = output.splitlines()
+    return "\n".join(
+        line for line in lines if ": error" in line or not re.match(r"\[|FAILED:|Error building|\S* -", line)
+    )
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    _set_environment(values)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _progress(folder: Path, files: int, archs: Sequence[str]) -> Iterator[None]:
+    """How many files are compiled: rewritten on a terminal, one line elsewhere."""
+    what = f"kdagen: compiling {files} files" + (f" for {';'.join(archs)}" if archs else "")
+    if not sys.stderr.isatty():
+        print(what, file=sys.stderr, flush=True)
+        yield
+        return
+    done = threading.Event()
+
+    def show() -> None:
+        while not done.wait(0.5):
+            print(f"\r{what}: {len(list(folder.glob('*.o')))} done ", end="", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
