@@ -205,10 +205,8 @@ def _compile(request: Request, folder: Path, name: str, log: Path, ninja_folder:
 
 def _without_commands(output: str) -> str:
     """The compilers' own lines: not ninja's, nor the commands it repeats, whose flags may hold the word `error`."""
-    lines = output.splitlines()
-    return "\n".join(
-        line for line in lines if ": error" in line or not re.match(r"\[|FAILED:|Error building|\S* -", line)
-    )
+    ninjas = re.compile(r"\[|FAILED:|Error building|\S* -")
+    return "\n".join(line for line in output.splitlines() if ": error" in line or not ninjas.match(line))
 
 
 @contextlib.contextmanager
