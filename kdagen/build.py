@@ -195,9 +195,8 @@ def _compile(request: Request, folder: Path, name: str, log: Path, ninja_folder:
         log.write_text(output + "\n", encoding="utf-8")
         failed = re.search(r"^FAILED: .*\n(.*)$", output, re.MULTILINE)
         command = failed[1].strip() if failed else "the build"
-        raise BuildError(
-            f"expected {command} to succeed, got: {toolchain.first_error(_without_commands(output))} (all of it in {log})"
-        ) from error
+        why = toolchain.first_error(_without_commands(output))
+        raise BuildError(f"expected {command} to succeed, got: {why} (all of it in {log})") from error
     for file_name, text in request.texts.items():
         if (folder / file_name).read_text(encoding="utf-8") != text:
             raise BuildError(f"{file_name}: expected torch to compile it as it is, got a translated copy")
