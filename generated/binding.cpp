@@ -115,6 +115,14 @@ std::string text_of_status(int status) {
 #endif
 }
 
+void launch_kernel(int64_t heads, const KdaDecodeParams &params, void *stream) {
+  const int status = find_kernel(heads)(&params, stream);
+  if (status != 0) {
+    throw std::runtime_error("expected the kernel for " + std::to_string(heads) + " heads to launch, got " +
+                             text_of_status(status));
+  }
+}
+
 void fused_kda_decode(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor conv_state, Tensor raw_g,
                       Tensor raw_beta, Tensor A_log, Tensor dt_bias, Tensor state_indices, Tensor state, Tensor out,
                       std::optional<double> lower_bound, std::optional<Tensor> output_gate,
@@ -128,15 +136,9 @@ void fused_kda_decode(Tensor x, Tensor weight, std::optional<Tensor> bias, Tenso
     cpu::decode(parameters(arguments), static_cast<int>(heads));
     return;
   }
-  const Launch launch = find_kernel(heads);
   const int32_t device = x.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
-  const KdaDecodeParams params = parameters(arguments);
-  const int status = launch(&params, current_stream(device));
-  if (status != 0) {
-    throw std::runtime_error("kdagen::fused_kda_decode: expected a launch on " + device_of(x) + ", got " +
-                             text_of_status(status));
-  }
+  launch_kernel(heads, parameters(arguments), current_stream(device));
 }
 
 }  // namespace
@@ -146,6 +148,20 @@ void fused_kda_decode(Tensor x, Tensor weight, std::optional<Tensor> bias, Tenso
 extern "C" __attribute__((visibility("default"))) int kdagen_register_kernel(int64_t heads, void *launch) {
   const std::lock_guard<std::mutex> lock(kdagen::kernels_mutex);
   return kdagen::kernels().emplace(heads, reinterpret_cast<kdagen::Launch>(launch)).second ? 0 : 1;
+}
+
+// Launches by raw device addresses, unchecked; returns null, or what went wrong (valid until the thread's next call).
+extern "C" __attribute__((visibility("default"))) const char *kdagen_launch(int64_t heads,
+                                                                           const KdaDecodeParams *params,
+                                                                           void *stream) {
+  static thread_local std::string error;
+  try {
+    kdagen::launch_kernel(heads, *params, stream);
+    return nullptr;
+  } catch (const std::exception &e) {
+    error = e.what();
+    return error.c_str();
+  }
 }
 
 STABLE_TORCH_LIBRARY(kdagen, m) {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,13 @@ def rocm_version() -> str | None:
     import torch
 
     return torch.version.hip
+
+
+def torch_version() -> str:
+    """Version of the installed torch, with its build's suffix."""
+    import torch
+
+    return torch.__version__
 
 
 def resolve_archs(asked: Sequence[str] = ()) -> tuple[str, ...]:
@@ -103,6 +112,32 @@ def build(request: Request) -> Path:
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
     return library
+
+
+def code_objects(texts: Mapping[str, str], archs: Sequence[str], folder: Path) -> list[Path]:
+    """Compile the device code of kernel sources alone, with any HIP compiler that passes its probe.
+
+    Args:
+        texts: kernel sources by file name.
+        archs: architectures; one code object `<stem>.<arch>.co` for each source and arch.
+        folder: where they go; made if missing.
+
+    Raises:
+        ToolchainError: no HIP compiler compiles for all of `archs`.
+        BuildError: the compiler failed on a source.
+    """
+    compiler = toolchain.find_compiler("hip", archs)
+    folder.mkdir(parents=True, exist_ok=True)
+    jobs = [(name, arch, folder / f"{Path(name).stem}.{arch}.co") for name in sorted(texts) for arch in archs]
+    with tempfile.TemporaryDirectory() as sources, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for name, text in texts.items():
+            Path(sources, name).write_text(text, encoding="utf-8")
+        with _progress(folder, len(jobs), archs, pattern="*.co"):
+            futures = [
+                pool.submit(toolchain.compile_device, compiler, arch, Path(sources, name), output, CDNA.flags)
+                for name, arch, output in jobs
+            ]
+            return [future.result() for future in futures]
 
 
 def cache_key(request: Request, compilers: str) -> str:
@@ -188,7 +223,9 @@ def _compile(request: Request, folder: Path, name: str, log: Path, ninja_folder:
         "PATH": f"{ninja_folder}{os.pathsep}{os.environ.get('PATH', '')}",
     }
     try:
-        with _environment(environment), _progress(folder, len(sources), request.archs):
+        # torch's translation step reports on stdout, which is the command's own.
+        quiet = contextlib.redirect_stdout(io.StringIO())
+        with quiet, _environment(environment), _progress(folder, len(sources), request.archs):
             cpp_extension.load(name, sources, build_directory=str(folder), is_python_module=False, **arguments)
     except (RuntimeError, OSError) as error:
         output = str(error)
@@ -227,7 +264,7 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
 
 
 @contextlib.contextmanager
-def _progress(folder: Path, files: int, archs: Sequence[str]) -> Iterator[None]:
+def _progress(folder: Path, files: int, archs: Sequence[str], pattern: str = "*.o") -> Iterator[None]:
     """How many files are compiled: rewritten on a terminal, one line elsewhere."""
     what = f"kdagen: compiling {files} files" + (f" for {';'.join(archs)}" if archs else "")
     if not sys.stderr.isatty():
@@ -238,7 +275,7 @@ def _progress(folder: Path, files: int, archs: Sequence[str]) -> Iterator[None]:
 
     def show() -> None:
         while not done.wait(0.5):
-            print(f"\r{what}: {len(list(folder.glob('*.o')))} done ", end="", file=sys.stderr, flush=True)
+            print(f"\r{what}: {len(list(folder.glob(pattern)))} done ", end="", file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=show, daemon=True)
     thread.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from kdagen.errors import DriftError, KdagenError, SpecError
 from kdagen.paths import generated_dir
 from kdagen.spec import INSTANCES
 from kdagen.table import aligned
+from kdagen.target import CDNA
 from kdagen.variants import VARIANTS, Variant, on_demand
 
 _DESCRIPTION = """\
@@ -26,6 +28,8 @@ examples:
   kdagen build                       render every kernel of the table into generated/
   kdagen build --check               prove that generated/ is what the table and the templates give
   kdagen build --heads 20 --out DIR  render a head count that is not in the table
+  kdagen build --arch gfx942         with a ROCm build of torch: also compile the torch op
+  kdagen build --code-objects DIR    without one: compile the device code alone
   kdagen doctor                      which compilers are here, and what to install"""
 
 
@@ -58,7 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser(
         "build",
         help="render the kernels of the table, or check that they are up to date",
-        description="Render every kernel of the table into generated/: write what changed, remove orphans.",
+        description="Render every kernel of the table into generated/: write what changed, remove orphans. With a ROCm "
+        "build of torch, also compile them into the torch op; without one, say so.",
     )
     build.add_argument(
         "--check",
@@ -72,6 +77,19 @@ def _parser() -> argparse.ArgumentParser:
         help="render these head counts alone, in the table or not; needs --out",
     )
     build.add_argument("--out", type=Path, metavar="DIR", help="folder to write to or check (default: generated/)")
+    build.add_argument(
+        "--arch",
+        type=_archs,
+        default=(),
+        metavar="ARCH[,ARCH...]",
+        help="architectures to compile for (default: $PYTORCH_ROCM_ARCH, else those of the visible GPUs)",
+    )
+    build.add_argument(
+        "--code-objects",
+        type=Path,
+        metavar="DIR",
+        help="compile device code alone into DIR, with any HIP compiler that is here (default: every architecture)",
+    )
     build.set_defaults(run=_build)
 
     listing = commands.add_parser(
@@ -109,6 +127,10 @@ def _heads(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"expected head counts such as 12 or 12,24, got {text!r}") from None
 
 
+def _archs(text: str) -> tuple[str, ...]:
+    return tuple(arch for arch in re.split("[,;]", text) if arch)
+
+
 def _variants(heads: tuple[int, ...] | None) -> tuple[Variant, ...]:
     return VARIANTS if heads is None else tuple(on_demand(count) for count in heads)
 
@@ -129,7 +151,33 @@ def _build(arguments: argparse.Namespace) -> int:
         print(f"removed  {folder / name}")
     counts = f"{len(done.changed)} written, {len(done.unchanged)} up to date, {len(done.removed)} removed"
     print(f"{len(texts)} files: {counts}")
+    if arguments.code_objects is not None:
+        _code_objects(texts, arguments)
+    elif chosen is None and arguments.out is None:
+        _compile(arguments)
     return 0
+
+
+def _code_objects(texts: dict[str, str], arguments: argparse.Namespace) -> None:
+    from kdagen import build
+
+    archs = build.resolve_archs(arguments.arch or CDNA.archs)
+    kernels = {name: text for name, text in texts.items() if name.endswith(CDNA.suffix)}
+    made = build.code_objects(kernels, archs, arguments.code_objects)
+    print(f"{len(made)} code objects for {', '.join(archs)} in {arguments.code_objects}")
+
+
+def _compile(arguments: argparse.Namespace) -> None:
+    from kdagen import build, op
+
+    if build.rocm_version() is None:
+        print(
+            f"not compiled: torch {build.torch_version()} is not a ROCm build; "
+            "`kdagen build --code-objects DIR` compiles device code alone"
+        )
+        return
+    archs = build.resolve_archs(arguments.arch)
+    print(f"compiled for {', '.join(archs)}: {build.build(op.table_request(archs))}")
 
 
 def _check(folder: Path, texts: dict[str, str], arguments: argparse.Namespace) -> None:

@@ -42,6 +42,10 @@ class NotReadyError(KdagenError, RuntimeError):
     """The op was called before it was loaded, or for the first time inside a graph capture."""
 
 
+class LaunchError(KdagenError, RuntimeError):
+    """The device refused a launch."""
+
+
 class ArgumentError(KdagenError, ValueError):
     """An argument has the wrong dtype, rank, size, stride, alignment, device or value."""
 

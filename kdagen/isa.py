@@ -70,6 +70,45 @@ def read_metadata(code_object: Path) -> dict[str, KernelMetadata]:
     }
 
 
+_BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
+
+
+def offload_archs(library: Path) -> tuple[str, ...]:
+    """The AMD architectures that a HIP library holds code objects for, sorted.
+
+    Reads the offload bundles of section .hip_fatbin: the magic, the number of entries, and for each entry its offset,
+    size, name length (all 8 bytes, little endian) and name (LLVM, "Clang Offload Bundler").
+
+    Raises:
+        ToolchainError: the file has no such section, or pyelftools is not installed.
+    """
+    try:
+        from elftools.elf.elffile import ELFFile
+    except ImportError as error:
+        raise ToolchainError(
+            f"expected pyelftools to read a library, got: {error}; pip install 'kdagen[inspect]'"
+        ) from error
+    with library.open("rb") as file:
+        section = ELFFile(file).get_section_by_name(".hip_fatbin")
+        if section is None:
+            raise ToolchainError(f"{library}: expected a HIP library, got one without .hip_fatbin")
+        data: bytes = section.data()
+    archs = set()
+    start = data.find(_BUNDLE_MAGIC)
+    while start >= 0:
+        position = start + len(_BUNDLE_MAGIC)
+        entries = int.from_bytes(data[position : position + 8], "little")
+        position += 8
+        for _ in range(entries):
+            length = int.from_bytes(data[position + 16 : position + 24], "little")
+            name = data[position + 24 : position + 24 + length].decode()
+            position += 24 + length
+            if "amdgcn" in name:
+                archs.add(name.rsplit("-", 1)[1])
+        start = data.find(_BUNDLE_MAGIC, position)
+    return tuple(sorted(archs))
+
+
 def disassemble(code_object: Path) -> dict[str, tuple[str, ...]]:
     """The instructions of every function of an AMDGPU code object by its symbol, as `mnemonic operands`."""
     objdump = find_tool("llvm-objdump")

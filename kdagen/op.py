@@ -10,8 +10,8 @@ import torch
 
 from kdagen import build as _build
 from kdagen import dispatch
-from kdagen.abi import OP_NAME
-from kdagen.errors import ArgumentError, NotReadyError, ToolchainError
+from kdagen.abi import OP_NAME, KdaDecodeParams
+from kdagen.errors import ArgumentError, LaunchError, NotReadyError, ToolchainError
 from kdagen.paths import generated_dir
 from kdagen.spec import KernelSpec
 from kdagen.target import CDNA
@@ -211,6 +211,26 @@ def fused_kda_decode(
         first_live_slot,
     )
     return out
+
+
+def launch(num_heads: int, params: KdaDecodeParams, stream: int = 0) -> None:
+    """Launch a kernel by raw device addresses, for an engine without torch tensors. Nothing is checked.
+
+    Args:
+        num_heads: local head count.
+        params: addresses, strides in elements and numbers; see `kdagen.abi.PARAMS`.
+        stream: address of the HIP stream; 0 is the default stream.
+
+    Raises:
+        NotReadyError: the op is not loaded.
+        LaunchError: there is no such kernel, or the device refused it.
+    """
+    if _library is None:
+        raise NotReadyError("expected kdagen.load() before the first launch, got none")
+    _library.kdagen_launch.restype = ctypes.c_char_p
+    error = _library.kdagen_launch(ctypes.c_int64(num_heads), ctypes.byref(params), ctypes.c_void_p(stream))
+    if error is not None:
+        raise LaunchError(error.decode())
 
 
 def _check_indices(state_indices: torch.Tensor, first_live_slot: int, slots: int) -> None:
