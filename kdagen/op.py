@@ -49,7 +49,7 @@ def load(heads: Iterable[int] = (), *, archs: Sequence[str] = ()) -> None:
             path = _build.build(table_request(targets))
             torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
             _library = ctypes.CDLL(str(path))
-            torch.library.register_fake(f"kdagen::{OP_NAME}", lambda *arguments, **keywords: None)
+            torch.library.register_fake(f"kdagen::{OP_NAME}", _fake)
         for count in sorted(set(wanted) - {kernel.num_heads for kernel in dispatch.kernels()}):
             if not rocm:
                 raise ToolchainError(
@@ -57,6 +57,16 @@ def load(heads: Iterable[int] = (), *, archs: Sequence[str] = ()) -> None:
                     f"{torch.__version__}; the op on CPU tensors takes every head count as it is"
                 )
             _load_on_demand(count, targets)
+
+
+def _fake(*arguments: object) -> None:
+    """The op on meta and fake tensors: nothing is returned, and all there is to check is that devices agree."""
+    schema = torch.ops.kdagen.fused_kda_decode.default._schema
+    named = {argument.name: value for argument, value in zip(schema.arguments, arguments, strict=False)}
+    tensors = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
+    for name, tensor in tensors.items():
+        if tensor.device != tensors["x"].device:
+            raise ArgumentError(f"{name}: expected the device of x, {tensors['x'].device}, got {tensor.device}")
 
 
 def table_request(archs: Sequence[str]) -> _build.Request:
