@@ -108,6 +108,8 @@ def build(request: Request) -> Path:
             aside = Path(tempfile.mkdtemp(prefix=f"{key}.", dir=folder))
             try:
                 _compile(request, aside, f"kdagen_{key}", folder / f"{key}.log", ninja_folder)
+                # torch adds a version to the name when one process builds the same name again.
+                os.replace(next(aside.glob("*.so")), aside / library.name)
                 os.replace(aside, library.parent)
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
