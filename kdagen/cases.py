@@ -29,9 +29,9 @@ class NullRows(enum.Enum):
 
 
 class Strides(enum.Enum):
-    """DENSE: contiguous. PAGED: both pools cut from one page per slot. WIDE: x, gate and beta are columns of one
-    projection with odd row stride, indices a column of a block table. FAR: a pool past 2^31 elements, sparse in memory.
-    """
+    """DENSE: contiguous. PAGED: both pools cut from one page per slot. WIDE: x, gates and beta are columns of one
+    projection with odd row stride, out of another, indices of a block table. FAR: pools past 2^31 elements, sparse in
+    memory."""
 
     DENSE = "dense"
     PAGED = "paged"
@@ -180,19 +180,19 @@ class _Maker:
             conv[case.live()[1]] *= 1e-3
         if case.values is Values.HOSTILE:
             x, gate, beta, raw_g = (self.hostile(a) for a in (x, gate, beta, raw_g))
-        x, gate, beta = self.placed(x.to(_BF16), gate.to(_BF16), beta.to(_BF16))
+        x, gate, beta, g = self.placed(*(a.to(_BF16) for a in (x, gate, beta, raw_g.view(rows, channels))))
         return {
             "x": x,
             "weight": weight,
             "bias": bias if case.bias else None,
             "conv_state": conv,
-            "raw_g": raw_g.to(_BF16),
+            "raw_g": g.view(1, rows, heads, DIM),
             "raw_beta": beta.unsqueeze(0),
             "A_log": torch.rand(heads, generator=self.generator).mul(15).add(1).log(),
             "dt_bias": self.normal(channels) - (0.0 if case.gate is Gate.BOUNDED else 3.0),
             "state_indices": self.placed_indices(),
             "state": state,
-            "out": torch.full((1, rows, heads, DIM), math.nan, dtype=_BF16),
+            "out": self.placed(torch.full((rows, channels), math.nan, dtype=_BF16))[0].view(1, rows, heads, DIM),
             "lower_bound": -5.0 if case.gate is Gate.BOUNDED else None,
             "output_gate": gate.view(rows, heads, DIM) if norm else None,
             "norm_weight": 1 + self.normal(DIM, scale=0.1) if norm else None,
@@ -221,23 +221,26 @@ class _Maker:
             conv[slot] = self.normal(packed, TAPS - 1).to(_BF16)
         return state, conv
 
-    def placed(self, x: torch.Tensor, gate: torch.Tensor, beta: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """x, output gate and beta, where the strides ask for it as columns of one buffer whose rest is NaN."""
+    def placed(self, *parts: torch.Tensor) -> list[torch.Tensor]:
+        """bf16 parts [rows, width], where the strides ask for it as columns of one buffer with NaN between them."""
         if self.case.strides is not Strides.WIDE:
-            return x, gate, beta
-        widths = [a.size(1) for a in (x, gate, beta)]
-        wide = torch.full((x.size(0), sum(widths) + 129), math.nan, dtype=_BF16)
-        starts = (0, widths[0], widths[0] + widths[1] + 128)
-        views = tuple(wide[:, start : start + width] for start, width in zip(starts, widths, strict=True))
-        for view, values in zip(views, (x, gate, beta), strict=True):
-            view.copy_(values)
+            return list(parts)
+        gap = 127  # odd, so that parts and rows start at odd elements too
+        wide = torch.full((self.case.rows, sum(part.size(1) + gap for part in parts) | 1), math.nan, dtype=_BF16)
+        views, start = [], 0
+        for part in parts:
+            views.append(wide[:, start : start + part.size(1)].copy_(part))
+            start += part.size(1) + gap
         return views
 
     def placed_indices(self) -> torch.Tensor:
-        indices = torch.tensor(self.case.indices(), dtype=torch.int32)
-        if self.case.strides is not Strides.WIDE:
+        """[rows] int32; a column of a table, where the strides ask for it, whose others name a spare slot of NaN."""
+        case = self.case
+        indices = torch.tensor(case.indices(), dtype=torch.int32)
+        if case.strides is not Strides.WIDE:
             return indices
-        table = torch.full((self.case.rows, 3), self.case.first_live_slot, dtype=torch.int32)
+        spare = next(slot for slot in range(case.first_live_slot, case.slots) if slot not in case.live()[1])
+        table = torch.full((case.rows, 3), spare, dtype=torch.int32)
         table[:, 0] = indices
         return table[:, 0]
 

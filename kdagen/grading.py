@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from kdagen.bf16 import rounded_to_bf16
+
 STATE_TOLERANCE = 2e-6
 """Largest error of a head's state over the largest element of that state, at unit-scale inputs. fp32 arithmetic of some
 ten roundings and hardware functions of 1 ulp (6e-8 each) stays below it; a bf16 rounding anywhere (4e-3) does not."""
@@ -51,7 +53,7 @@ def output_ulps(actual: torch.Tensor, expected: torch.Tensor) -> float:
         actual: [..., 128] bf16.
         expected: the same shape, fp64, unrounded.
     """
-    rounded = expected.to(torch.bfloat16).double()
+    rounded = rounded_to_bf16(expected).double()
     actual = actual.double()
     if not _same_specials(actual, rounded):
         return math.inf
@@ -71,7 +73,7 @@ def misrounded_share(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """
     magnitude = _finite(expected).abs()
     counted = magnitude > magnitude.amax(dim=-1, keepdim=True) * ULP_FLOOR
-    wrong = (actual != expected.to(torch.bfloat16)) & counted
+    wrong = (actual != rounded_to_bf16(expected)) & counted
     return float(wrong.sum()) / max(1, int(counted.sum()))
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from kdagen.bf16 import rounded_to_bf16
 from kdagen.errors import ArgumentError
 
 L2_NORM_EPS = 1e-6
@@ -38,12 +39,29 @@ class DecodeResult:
         unnormed: [1, N, H, 128], the output before the gated RMSNorm.
         state: [N, H, 128 (v), 128 (k)], each row's new state; zeros in null rows.
         conv_state: [N, 3*H*128, 3] bf16, each row's new window; zeros in null rows.
+        live_rows: the rows that are not null, ascending.
+        live_slots: the slot of each of them.
     """
 
     out: torch.Tensor
     unnormed: torch.Tensor
     state: torch.Tensor
     conv_state: torch.Tensor
+    live_rows: tuple[int, ...]
+    live_slots: tuple[int, ...]
+
+    @property
+    def out_bf16(self) -> torch.Tensor:
+        """[1, N, H, 128] bf16: `out`, rounded once."""
+        return rounded_to_bf16(self.out)
+
+    def pools_after(self, conv_state: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Whole copies of both pools, in their shapes and dtypes, with every live row's slot replaced."""
+        conv_state, state = conv_state.clone(), state.clone()
+        rows, slots = list(self.live_rows), list(self.live_slots)
+        conv_state[slots] = self.conv_state[rows]
+        state[slots] = self.state[rows].to(state.dtype)
+        return conv_state, state
 
 
 def fused_kda_decode(
@@ -90,16 +108,19 @@ def fused_kda_decode(
         rounding: policy for the values between the steps.
 
     Raises:
-        ArgumentError: two live rows name the same slot.
+        ArgumentError: two live rows name the same slot, or one of output_gate and norm_weight is given alone.
     """
+    _refuse_half_a_norm(output_gate, norm_weight)
     num_heads, dim = state.size(1), state.size(2)
     rows, slots = _live_rows(state_indices, first_live_slot, state.size(0))
     _refuse_duplicates(slots)
     result = DecodeResult(
-        out=torch.zeros(1, x.size(0), num_heads, dim, dtype=dtype),
-        unnormed=torch.zeros(1, x.size(0), num_heads, dim, dtype=dtype),
-        state=torch.zeros(x.size(0), num_heads, dim, dim, dtype=dtype),
-        conv_state=torch.zeros(x.size(0), x.size(1), conv_state.size(2), dtype=conv_state.dtype),
+        out=x.new_zeros(1, x.size(0), num_heads, dim, dtype=dtype),
+        unnormed=x.new_zeros(1, x.size(0), num_heads, dim, dtype=dtype),
+        state=x.new_zeros(x.size(0), num_heads, dim, dim, dtype=dtype),
+        conv_state=x.new_zeros(x.size(0), x.size(1), conv_state.size(2), dtype=conv_state.dtype),
+        live_rows=tuple(rows),
+        live_slots=tuple(slots),
     )
     for start in range(0, len(rows), ROWS_AT_ONCE):
         n, s = rows[start : start + ROWS_AT_ONCE], slots[start : start + ROWS_AT_ONCE]
@@ -118,8 +139,7 @@ def fused_kda_decode(
 
         result.state[n] = S
         result.unnormed[0, n] = o
-        if norm_weight is not None:
-            assert output_gate is not None, "output_gate and norm_weight come together"
+        if output_gate is not None and norm_weight is not None:
             gate = output_gate.reshape(x.size(0), num_heads, dim)[n].to(dtype)
             inverse_rms = (o.square().mean(-1, keepdim=True) + norm_eps).rsqrt()
             o = o * inverse_rms * norm_weight.to(dtype) * gate.sigmoid()
@@ -136,6 +156,12 @@ def _refuse_duplicates(slots: list[int]) -> None:
     if len(set(slots)) != len(slots):
         twice = next(slot for slot in slots if slots.count(slot) > 1)
         raise ArgumentError(f"state_indices: expected each live slot once, got slot {twice} {slots.count(twice)} times")
+
+
+def _refuse_half_a_norm(output_gate: torch.Tensor | None, norm_weight: torch.Tensor | None) -> None:
+    if (output_gate is None) != (norm_weight is None):
+        missing = "output_gate" if output_gate is None else "norm_weight"
+        raise ArgumentError(f"output_gate and norm_weight: expected both or neither, got {missing}=None alone")
 
 
 def _conv1d_silu(
@@ -162,4 +188,4 @@ def _decay(raw_g: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, lowe
 
 
 def _rounded(a: torch.Tensor, rounding: Rounding) -> torch.Tensor:
-    return a.to(torch.bfloat16).to(a.dtype) if rounding is Rounding.CHAIN else a
+    return rounded_to_bf16(a).to(a.dtype) if rounding is Rounding.CHAIN else a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 D = 128
 
@@ -11,7 +12,7 @@ def sigmoid(a: float) -> float:
     return 1 / (1 + math.exp(-a)) if a > -700 else 0.0
 
 
-def step(a: dict, row: int, head: int) -> dict:
+def step(a: dict[str, Any], row: int, head: int) -> dict[str, Any]:
     """o before and after the norm, the new state [v][k] and the new window [section][channel][tap]."""
     heads = a["state"].size(1)
     slot = int(a["state_indices"][row])
@@ -53,7 +54,7 @@ def step(a: dict, row: int, head: int) -> dict:
         o.append(sum(x * y for x, y in zip(s, q, strict=True)))
     out = o
     if a["norm_weight"] is not None:
-        inverse_rms = 1 / math.sqrt(sum(value * value for value in o) / D + 1e-5)
+        inverse_rms = 1 / math.sqrt(sum(value * value for value in o) / D + a.get("norm_eps", 1e-5))
         gate = a["output_gate"].reshape(-1, heads, D)[row, head].tolist()
         out = [
             value * inverse_rms * w * sigmoid(g) for value, w, g in zip(o, a["norm_weight"].tolist(), gate, strict=True)

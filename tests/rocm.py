@@ -1,4 +1,4 @@
-"""Presents a HIP compiler as a ROCm installation, and torch as a ROCm build, to an otherwise real torch extension build."""
+"""Shows a HIP compiler as a ROCm installation, and torch as a ROCm build, to an otherwise real extension build."""
 
 from __future__ import annotations
 

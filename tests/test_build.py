@@ -122,7 +122,7 @@ def test_a_failed_build_is_one_error_and_leaves_no_folder(cache):
 def test_fr_62_a_missing_tool_is_named_before_anything_starts(cache, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(build.shutil, "which", lambda name, path=None: None)
-        with pytest.raises(ToolchainError, match="^expected ninja, found none; pip install ninja$"):
+        with pytest.raises(ToolchainError, match=r"^expected ninja, found none; pip install ninja$"):
             build.build(REQUEST)
     with monkeypatch.context() as patch:
         patch.setattr(toolchain, "candidates", lambda kind: [])

@@ -88,6 +88,8 @@ MUTATIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "slot * static_cast<long long>(kHeads * kDim * kDim)",
         ("memory out of bounds", *WRONG_RESULT),
     ),
+    "the dense stride of raw_g": ("work.row * p.raw_g_row_stride", "work.row * kChannels", ("memory out of bounds",)),
+    "the dense stride of out": ("work.row * p.out_row_stride", "work.row * kChannels", ("memory out of bounds",)),
     "store before load": (
         "  const StateSlice slice = load_slice(address);",
         "  store_state(shared_address(address, 0, 0), address.lane, f32x4{0.0f, 0.0f, 0.0f, 0.0f});\n"
