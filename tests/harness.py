@@ -12,6 +12,9 @@ from kdagen.paths import generated_dir
 from kdagen.render import render
 from kdagen.variants import VARIANTS, on_demand
 
+ABSENT = 1021
+"""A head count that no table will have."""
+
 Arguments = dict[str, Any]
 
 

