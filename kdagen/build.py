@@ -178,10 +178,7 @@ def _find_ninja() -> str:
 
 def _compiler_identity(request: Request) -> str:
     """Version texts of the compilers of a request, which are looked for before anything is started."""
-    hosts = toolchain.candidates("host")
-    if not hosts:
-        raise ToolchainError(f"expected a C++ compiler (c++, g++ or clang++), found none; {toolchain.INSTALL_CXX}")
-    identity = [f"{hosts[0].path} {hosts[0].version}"]
+    identity = [repr(toolchain.host_compiler())]
     if request.archs:
         from torch.utils import cpp_extension
 

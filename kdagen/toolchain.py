@@ -179,14 +179,36 @@ def compile_device(compiler: Compiler, arch: str, source: Path, output: Path, fl
     Raises:
         BuildError: the compiler fails; the message has the command, its first error line and the log's place.
     """
-    command = [*_compile_command(compiler, arch, source, output), *flags]
+    run([*_compile_command(compiler, arch, source, output), *flags], output.with_suffix(".log"))
+    return output
+
+
+def host_compiler() -> Compiler:
+    """The C++ compiler of the host: $CXX, else c++, g++ or clang++; untried.
+
+    Raises:
+        ToolchainError: $CXX is not found, or there is none.
+    """
+    found = candidates("host")
+    chosen = os.environ.get("CXX")
+    if chosen and shutil.which(shlex.split(chosen)[0]) is None:
+        raise ToolchainError(f"CXX: expected a C++ compiler, got {chosen!r}, which is not found")
+    if not found:
+        raise ToolchainError(f"expected a C++ compiler (c++, g++ or clang++), found none; {INSTALL_CXX}")
+    return found[0]
+
+
+def run(command: Sequence[str], log: Path) -> None:
+    """Run a compiler.
+
+    Raises:
+        BuildError: it fails; the message has the command, its first error line and the place of the log.
+    """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        log = output.with_suffix(".log")
-        log.write_text(shlex.join(command) + "\n" + done.stdout + done.stderr)
+        log.write_text(shlex.join(command) + "\n" + done.stdout + done.stderr, encoding="utf-8")
         why = first_error(done.stderr + done.stdout) or f"exit code {done.returncode}"
         raise BuildError(f"expected {shlex.join(command)} to succeed, got: {why} (all of it in {log})")
-    return output
 
 
 def find_tool(name: str, beside: Compiler | None = None) -> str:

@@ -7,19 +7,16 @@ import functools
 import hashlib
 import os
 import platform
-import shlex
-import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
+from kdagen import toolchain
 from kdagen.abi import KdaDecodeParams
 from kdagen.emulator.launch import EmulatedKernel
-from kdagen.errors import BuildError, ToolchainError
 from kdagen.paths import cache_dir
 
 _HERE = Path(__file__).resolve().parent
-_RUNTIME_SOURCES = ("runtime.cpp", "runtime.h", "fiber.h", "shadow.h", "memory.h", "wave.h", "math.h")
+_RUNTIME_SOURCES = ("runtime.cpp", "runtime.h", "worker.h", "fiber.h", "shadow.h", "memory.h", "wave.h", "math.h")
 _SHIM_SOURCES = ("shim/kdaemu.h", "shim/hip/hip_runtime_api.h")
 
 _COMMON_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-w")
@@ -53,10 +50,10 @@ def compile_source(
         BuildError: the compiler fails; the message has the command, its first error line and the log's place.
     """
     text = source.read_bytes() if isinstance(source, Path) else source.encode("utf-8")
-    compiler, flags = _compiler(), (*_COMMON_FLAGS, *_MODULE_FLAGS, *_machine_flags())
+    compiler, flags = toolchain.host_compiler(), (*_COMMON_FLAGS, *_MODULE_FLAGS, *_machine_flags())
     runtime = _runtime(compiler)
     shim = b"".join((_HERE / name).read_bytes() for name in _SHIM_SOURCES)
-    key = _key(text, shim, _GLUE.encode(), runtime.name.encode(), _version(compiler).encode(), *map(str.encode, flags))
+    key = _key(text, shim, _GLUE.encode(), runtime.name.encode(), repr(compiler).encode(), *map(str.encode, flags))
     library = cache_dir("emulator") / f"kernel-{key}.so"
     if not library.is_file():
         with tempfile.TemporaryDirectory(dir=cache_dir("emulator")) as folder:
@@ -67,24 +64,34 @@ def compile_source(
             # Compile and link apart, so that the link does not bring libtsan.
             built = Path(folder) / "kernel.o"
             flags = tuple(flag for flag in flags if flag != "-shared")
-            _run([*compiler, *flags, "-c", f"-I{_HERE / 'shim'}", str(glue), "-o", str(built)], library)
+            toolchain.run(
+                [*compiler.command, *flags, "-c", f"-I{_HERE / 'shim'}", str(glue), "-o", str(built)],
+                library.with_suffix(".log"),
+            )
             linked = Path(folder) / "kernel.so"
-            _run([*compiler, "-shared", str(built), str(runtime), "-o", str(linked)], library)
+            toolchain.run(
+                [*compiler.command, "-shared", str(built), str(runtime), "-o", str(linked)], library.with_suffix(".log")
+            )
             os.replace(linked, library)
     return EmulatedKernel(library, runtime, lds_bytes, params)
 
 
-def _runtime(compiler: tuple[str, ...]) -> Path:
+def _runtime(compiler: toolchain.Compiler) -> Path:
     sources = b"".join((_HERE / name).read_bytes() for name in _RUNTIME_SOURCES)
     flags = (*_COMMON_FLAGS, "-O2", "-pthread")
-    library = (
-        cache_dir("emulator") / f"libkdaemu-{_key(sources, _version(compiler).encode(), *map(str.encode, flags))}.so"
-    )
+    library = cache_dir("emulator") / f"libkdaemu-{_key(sources, repr(compiler).encode(), *map(str.encode, flags))}.so"
     if not library.is_file():
         with tempfile.TemporaryDirectory(dir=cache_dir("emulator")) as folder:
             built = Path(folder) / library.name
-            _run(
-                [*compiler, *flags, str(_HERE / "runtime.cpp"), f"-Wl,-soname,{library.name}", "-o", str(built)],
+            toolchain.run(
+                [
+                    *compiler.command,
+                    *flags,
+                    str(_HERE / "runtime.cpp"),
+                    f"-Wl,-soname,{library.name}",
+                    "-o",
+                    str(built),
+                ],
                 library,
             )
             os.replace(built, library)
@@ -98,25 +105,6 @@ def _key(*parts: bytes) -> str:
     return digest.hexdigest()[:24]
 
 
-def _compiler() -> tuple[str, ...]:
-    chosen = os.environ.get("CXX")
-    if chosen:
-        command = tuple(shlex.split(chosen))
-        if command and shutil.which(command[0]):
-            return command
-        raise ToolchainError(f"CXX: expected a C++ compiler, got {chosen!r}, which is not found")
-    for name in ("c++", "g++", "clang++"):
-        if shutil.which(name):
-            return (name,)
-    raise ToolchainError("expected a C++ compiler (c++, g++ or clang++), found none; on Debian: apt-get install g++")
-
-
-@functools.cache
-def _version(compiler: tuple[str, ...]) -> str:
-    done = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False)
-    return " ".join(compiler) + "\n" + done.stdout
-
-
 @functools.cache
 def _machine_flags() -> tuple[str, ...]:
     """-mfma where the machine has it: without it every fused multiply-add is a library call."""
@@ -127,14 +115,3 @@ def _machine_flags() -> tuple[str, ...]:
     except (OSError, StopIteration):
         return ()
     return ("-mfma",) if " fma " in flags + " " else ()
-
-
-def _run(command: list[str], product: Path) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return
-    log = product.with_suffix(".log")
-    log.write_text(shlex.join(command) + "\n" + done.stdout + done.stderr)
-    lines = done.stderr.splitlines()
-    first = next((line for line in lines if "error" in line), lines[0] if lines else f"exit code {done.returncode}")
-    raise BuildError(f"expected {shlex.join(command)} to succeed, got: {first.strip()} (all of it in {log})")
