@@ -208,9 +208,9 @@ def _table(results: Sequence[VariantResult]) -> str:
             )
         )
     note = (
-        "state error: of a head's largest element; output ulps: of bf16, from the rounded fp64 oracle; hostile cases "
+        "state error: of a head's largest element; output ulps: of bf16, from the correctly rounded fp64 oracle;\n"
+        "cases of hostile values have bounds of their own and are left out of both columns"
     )
-    note += "are held to their own bounds and left out of both columns"
     return aligned(header, rows, right=range(1, len(header))) + "\n" + note
 
 
