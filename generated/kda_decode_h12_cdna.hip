@@ -10,14 +10,14 @@
 // State       65536 B per row and head, read once and written once
 // Templates   constants.h.j2
 //             head.h.j2
-//             kda_decode.hip.j2
+//             kda_decode.j2
 //             params.h.j2
-//             stages/conv1d.hip.j2
-//             stages/delta_rule.hip.j2
-//             stages/gated_norm.hip.j2
-//             stages/rows.hip.j2
+//             stages/conv1d.j2
+//             stages/delta_rule.j2
+//             stages/gated_norm.j2
+//             stages/rows.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 3ba63848ad91a18a859ce6f4a01bd5029e742050e83db0ef9baa198b5465b829
+// Provenance  sha256 2a4c901732714eba11c48abecc53aa673d9549b2f017beb0d59066051745d64c
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -10,14 +10,14 @@
 // State       65536 B per row and head, read once and written once
 // Templates   constants.h.j2
 //             head.h.j2
-//             kda_decode.hip.j2
+//             kda_decode.j2
 //             params.h.j2
-//             stages/conv1d.hip.j2
-//             stages/delta_rule.hip.j2
-//             stages/gated_norm.hip.j2
-//             stages/rows.hip.j2
+//             stages/conv1d.j2
+//             stages/delta_rule.j2
+//             stages/gated_norm.j2
+//             stages/rows.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 3f92f585f177ba595e2c8a2bdd5e30f847e9a5b6c2ec41d814ff3c6e5414a744
+// Provenance  sha256 429ecc48adfcdc74e749328e02791c30772bbc1d7e4b969a597d69d0ca038e57
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

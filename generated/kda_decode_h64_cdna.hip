@@ -10,14 +10,14 @@
 // State       65536 B per row and head, read once and written once
 // Templates   constants.h.j2
 //             head.h.j2
-//             kda_decode.hip.j2
+//             kda_decode.j2
 //             params.h.j2
-//             stages/conv1d.hip.j2
-//             stages/delta_rule.hip.j2
-//             stages/gated_norm.hip.j2
-//             stages/rows.hip.j2
+//             stages/conv1d.j2
+//             stages/delta_rule.j2
+//             stages/gated_norm.j2
+//             stages/rows.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 fb92e4125cb5d8e0626472c07518e7ec778adf5ee9e9fb966a6c0db2580b1225
+// Provenance  sha256 ede85f83acf190f04c07367a9bad37c707de512a7b5edee78684bef2b49f1e93
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

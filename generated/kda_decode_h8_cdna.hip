@@ -10,14 +10,14 @@
 // State       65536 B per row and head, read once and written once
 // Templates   constants.h.j2
 //             head.h.j2
-//             kda_decode.hip.j2
+//             kda_decode.j2
 //             params.h.j2
-//             stages/conv1d.hip.j2
-//             stages/delta_rule.hip.j2
-//             stages/gated_norm.hip.j2
-//             stages/rows.hip.j2
+//             stages/conv1d.j2
+//             stages/delta_rule.j2
+//             stages/gated_norm.j2
+//             stages/rows.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 ec10d470f7039bd56d65dde3aac7f7557ca35b6e543c877783beede308a90da1
+// Provenance  sha256 1d4b7a71f57f662e616cd59235a8cdac04c93fd913a61887b01424e1986c5b55
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -10,14 +10,14 @@
 // State       65536 B per row and head, read once and written once
 // Templates   constants.h.j2
 //             head.h.j2
-//             kda_decode.hip.j2
+//             kda_decode.j2
 //             params.h.j2
-//             stages/conv1d.hip.j2
-//             stages/delta_rule.hip.j2
-//             stages/gated_norm.hip.j2
-//             stages/rows.hip.j2
+//             stages/conv1d.j2
+//             stages/delta_rule.j2
+//             stages/gated_norm.j2
+//             stages/rows.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 ba7814923ca36a04b6ec439f833830d0fd32aacceb37a2105320c1e3973dc408
+// Provenance  sha256 9a85c23c815b651a60d24b8cc532d6a68224d2ea616b7465ac43c6906a27c5ea
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -25,7 +25,7 @@ from typing import Any
 from kdagen import toolchain
 from kdagen.errors import BuildError, ToolchainError
 from kdagen.paths import cache_dir
-from kdagen.target import CDNA, TARGETS
+from kdagen.target import CDNA, CUDA, TARGETS, Target
 
 CXX_FLAGS = ("-O3", "-fvisibility=hidden", "-Wno-attributes")
 
@@ -35,21 +35,31 @@ class Request:
     """One extension to build.
 
     Attributes:
-        texts: source files by name; those that end in .cpp or a target's suffix are compiled.
-        archs: AMD architectures to compile the kernels for; empty for a build without GPU kernels.
-        defines: preprocessor names that the C++ sources see.
+        texts: source files by name; those that end in .cpp or the target's suffix are compiled.
+        target: whose kernels are among them; None for a build without GPU kernels.
+        archs: architectures of the target to compile for.
     """
 
     texts: Mapping[str, str]
-    archs: tuple[str, ...]
-    defines: tuple[str, ...] = ()
+    target: Target | None = None
+    archs: tuple[str, ...] = ()
+
+    @property
+    def defines(self) -> tuple[str, ...]:
+        """Preprocessor names that the C++ sources see."""
+        return ("KDAGEN_KERNELS",) if self.target else ()
 
 
-def rocm_version() -> str | None:
-    """Version of ROCm that the installed torch was built for, or None."""
+def torch_target() -> Target | None:
+    """The target whose kernels the installed torch runs: CDNA for a ROCm build, CUDA for a CUDA build that sees a GPU.
+
+    A CUDA build without a GPU is what `pip install torch` gives a laptop: it has the op on CPU tensors.
+    """
     import torch
 
-    return torch.version.hip
+    if torch.version.hip is not None:
+        return CDNA
+    return CUDA if torch.version.cuda is not None and torch.cuda.is_available() else None
 
 
 def torch_version() -> str:
@@ -59,33 +69,45 @@ def torch_version() -> str:
     return torch.__version__
 
 
-def resolve_archs(asked: Sequence[str] = ()) -> tuple[str, ...]:
-    """The architectures to build for: those asked for, else $PYTORCH_ROCM_ARCH, else those of the visible GPUs.
+_ARCH_VARIABLE = {CDNA.name: "PYTORCH_ROCM_ARCH", CUDA.name: "TORCH_CUDA_ARCH_LIST"}
+_ARCH_EXAMPLE = {
+    CDNA.name: "gfx942 (MI300X, MI325X) or gfx950 (MI350X, MI355X)",
+    CUDA.name: "9.0 (H100, H200)",
+}
+
+
+def resolve_archs(target: Target, asked: Sequence[str] = ()) -> tuple[str, ...]:
+    """The architectures to build for: those asked for, else torch's own variable, else those of the visible GPUs.
+
+    torch's variable is $PYTORCH_ROCM_ARCH (gfx942) on ROCm and $TORCH_CUDA_ARCH_LIST (9.0) on CUDA.
 
     Raises:
-        ToolchainError: none of the three names one, or a name is not an architecture of a target.
+        ToolchainError: none of the three names one, or a name is not an architecture of the target.
     """
-    named = list(asked) or [arch for arch in re.split(r"[;, ]+", os.environ.get("PYTORCH_ROCM_ARCH", "")) if arch]
-    if not named:
-        named = _visible_archs()
+    variable = _ARCH_VARIABLE[target.name]
+    named = list(asked) or [arch for arch in re.split(r"[;, ]+", os.environ.get(variable, "")) if arch]
+    named = named or _visible_archs()
     if not named:
         raise ToolchainError(
-            "arch: expected --arch, PYTORCH_ROCM_ARCH or a visible AMD GPU to name an architecture, got none; "
-            "set PYTORCH_ROCM_ARCH=gfx942 (MI300X, MI325X) or gfx950 (MI350X, MI355X)"
+            f"arch: expected --arch, {variable} or a visible GPU to name an architecture, got none; "
+            f"set {variable} to {_ARCH_EXAMPLE[target.name]}"
         )
-    known = [arch for target in TARGETS for arch in target.archs]
-    for arch in named:
-        if arch.split(":")[0] not in known:
-            raise ToolchainError(f"arch: expected some of {', '.join(known)}, got {arch!r}")
-    return tuple(dict.fromkeys(arch.split(":")[0] for arch in named))
+    archs = [re.sub(r"^(\d+)\.(\d+).*", r"sm_\1\2", arch.split(":")[0]) for arch in named]
+    for name, arch in zip(named, archs, strict=True):
+        if arch not in target.archs:
+            raise ToolchainError(f"arch: expected some of {', '.join(target.archs)}, got {name!r}")
+    return tuple(dict.fromkeys(archs))
 
 
 def _visible_archs() -> list[str]:
     import torch
 
-    if torch.version.hip is None or not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         return []
-    return [torch.cuda.get_device_properties(i).gcnArchName for i in range(torch.cuda.device_count())]
+    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    if torch.version.hip is not None:
+        return [device.gcnArchName for device in devices]
+    return [f"{device.major}.{device.minor}" for device in devices]
 
 
 def build(request: Request) -> Path:
@@ -116,8 +138,8 @@ def build(request: Request) -> Path:
     return library
 
 
-def code_objects(texts: Mapping[str, str], archs: Sequence[str], folder: Path) -> list[Path]:
-    """Compile the device code of kernel sources alone, with any HIP compiler that passes its probe.
+def code_objects(texts: Mapping[str, str], target: Target, archs: Sequence[str], folder: Path) -> list[Path]:
+    """Compile the device code of a target's kernel sources alone, with any compiler that passes its probe.
 
     Args:
         texts: kernel sources by file name.
@@ -125,10 +147,10 @@ def code_objects(texts: Mapping[str, str], archs: Sequence[str], folder: Path) -
         folder: where they go; made if missing.
 
     Raises:
-        ToolchainError: no HIP compiler compiles for all of `archs`.
+        ToolchainError: no compiler of the target compiles for all of `archs`.
         BuildError: the compiler failed on a source.
     """
-    compiler = toolchain.find_compiler("hip", archs)
+    compiler = toolchain.find_compiler(target.compiler, archs)
     folder.mkdir(parents=True, exist_ok=True)
     jobs = [(name, arch, folder / f"{Path(name).stem}.{arch}.co") for name in sorted(texts) for arch in archs]
     with tempfile.TemporaryDirectory() as sources, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -136,7 +158,7 @@ def code_objects(texts: Mapping[str, str], archs: Sequence[str], folder: Path) -
             Path(sources, name).write_text(text, encoding="utf-8")
         with _progress(folder, len(jobs), archs, pattern="*.co"):
             futures = [
-                pool.submit(toolchain.compile_device, compiler, arch, Path(sources, name), output, CDNA.flags)
+                pool.submit(toolchain.compile_device, compiler, arch, Path(sources, name), output, target.flags)
                 for name, arch, output in jobs
             ]
             return [future.result() for future in futures]
@@ -152,7 +174,7 @@ def cache_key(request: Request, compilers: str) -> str:
         *request.archs,
         *request.defines,
         *CXX_FLAGS,
-        *CDNA.flags,
+        *(request.target.flags if request.target else ()),
         compilers,
         torch.__version__,
         str(torch.version.hip),
@@ -179,15 +201,17 @@ def _find_ninja() -> str:
 def _compiler_identity(request: Request) -> str:
     """Version texts of the compilers of a request, which are looked for before anything is started."""
     identity = [repr(toolchain.host_compiler())]
-    if request.archs:
+    if request.target is not None:
         from torch.utils import cpp_extension
 
-        hipcc = Path(cpp_extension.ROCM_HOME or "/opt/rocm", "bin", "hipcc")
-        if not hipcc.is_file():
-            raise ToolchainError(
-                f"expected hipcc at {hipcc}, found none; install ROCm's HIP compiler or set ROCM_HOME to its folder"
-            )
-        identity.append(f"{hipcc} {toolchain.version_text(str(hipcc))}")
+        home, tool, variable = {
+            CDNA.name: (cpp_extension.ROCM_HOME or "/opt/rocm", "hipcc", "ROCM_HOME"),
+            CUDA.name: (cpp_extension.CUDA_HOME or "/usr/local/cuda", "nvcc", "CUDA_HOME"),
+        }[request.target.name]
+        path = Path(home, "bin", tool)
+        if not path.is_file():
+            raise ToolchainError(f"expected {tool} at {path}, found none; install it or set {variable} to its folder")
+        identity.append(f"{path} {toolchain.version_text(str(path))}")
     return "\n".join(identity)
 
 
@@ -213,11 +237,12 @@ def _compile(request: Request, folder: Path, name: str, log: Path, ninja_folder:
     sources = [str(folder / file_name) for file_name in sorted(request.texts) if file_name.endswith(suffixes)]
     arguments: dict[str, Any] = {
         "extra_cflags": [*CXX_FLAGS, *(f"-D{define}" for define in request.defines)],
-        "extra_cuda_cflags": [*CDNA.flags],
-        "with_cuda": bool(request.archs),
+        "extra_cuda_cflags": [*request.target.flags] if request.target else [],
+        "with_cuda": request.target is not None,
     }
+    archs = [re.sub(r"^sm_(\d+)(\d)$", r"\1.\2", arch) for arch in request.archs]
     environment = {
-        "PYTORCH_ROCM_ARCH": ";".join(request.archs) if request.archs else None,
+        **({_ARCH_VARIABLE[request.target.name]: ";".join(archs)} if request.target else {}),
         "MAX_JOBS": os.environ.get("MAX_JOBS", str(len(os.sched_getaffinity(0)))),
         "PATH": f"{ninja_folder}{os.pathsep}{os.environ.get('PATH', '')}",
     }

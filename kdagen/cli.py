@@ -14,7 +14,7 @@ from kdagen.errors import DriftError, KdagenError, SpecError
 from kdagen.paths import generated_dir
 from kdagen.spec import INSTANCES
 from kdagen.table import aligned
-from kdagen.target import CDNA
+from kdagen.target import CDNA, TARGETS, Target, target_of
 from kdagen.variants import VARIANTS, Variant, on_demand
 
 _DESCRIPTION = """\
@@ -62,8 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser(
         "build",
         help="render the kernels of the table, or check that they are up to date",
-        description="Render every kernel of the table into generated/: write what changed, remove orphans. With a ROCm "
-        "build of torch, also compile them into the torch op; without one, say so.",
+        description="Render every kernel of the table into generated/: write what changed, remove orphans. With a "
+        "torch that runs them, also compile them into the torch op; without one, say so.",
     )
     build.add_argument(
         "--check",
@@ -82,13 +82,13 @@ def _parser() -> argparse.ArgumentParser:
         type=_archs,
         default=(),
         metavar="ARCH[,ARCH...]",
-        help="architectures to compile for (default: $PYTORCH_ROCM_ARCH, else those of the visible GPUs)",
+        help="architectures to compile for (default: torch's own variable, else those of the visible GPUs)",
     )
     build.add_argument(
         "--code-objects",
         type=Path,
         metavar="DIR",
-        help="compile device code alone into DIR, with any HIP compiler that is here (default: every architecture)",
+        help="compile device code alone into DIR with any compiler that is here (default: for every AMD architecture)",
     )
     build.set_defaults(run=_build)
 
@@ -131,8 +131,9 @@ def _archs(text: str) -> tuple[str, ...]:
     return tuple(arch for arch in re.split("[,;]", text) if arch)
 
 
-def _variants(heads: tuple[int, ...] | None) -> tuple[Variant, ...]:
-    return VARIANTS if heads is None else tuple(on_demand(count) for count in heads)
+def _variants(heads: tuple[int, ...] | None, targets: Sequence[Target] = TARGETS) -> list[Variant]:
+    chosen = [variant for variant in VARIANTS if variant.target in targets]
+    return chosen if heads is None else [on_demand(count, target) for target in targets for count in heads]
 
 
 def _build(arguments: argparse.Namespace) -> int:
@@ -161,23 +162,25 @@ def _build(arguments: argparse.Namespace) -> int:
 def _code_objects(texts: dict[str, str], arguments: argparse.Namespace) -> None:
     from kdagen import build
 
-    archs = build.resolve_archs(arguments.arch or CDNA.archs)
-    kernels = {name: text for name, text in texts.items() if name.endswith(CDNA.suffix)}
-    made = build.code_objects(kernels, archs, arguments.code_objects)
-    print(f"{len(made)} code objects for {', '.join(archs)} in {arguments.code_objects}")
+    for target in {target_of(arch).name: target_of(arch) for arch in arguments.arch or CDNA.archs}.values():
+        archs = [arch for arch in arguments.arch or CDNA.archs if arch in target.archs]
+        kernels = {name: text for name, text in texts.items() if name.endswith(target.suffix)}
+        made = build.code_objects(kernels, target, archs, arguments.code_objects)
+        print(f"{len(made)} code objects for {', '.join(archs)} in {arguments.code_objects}")
 
 
 def _compile(arguments: argparse.Namespace) -> None:
     from kdagen import build, op
 
-    if build.rocm_version() is None:
+    target = build.torch_target()
+    if target is None:
         print(
-            f"not compiled: torch {build.torch_version()} is not a ROCm build; "
+            f"not compiled: torch {build.torch_version()} is not a ROCm build and sees no GPU; "
             "`kdagen build --code-objects DIR` compiles device code alone"
         )
         return
-    archs = build.resolve_archs(arguments.arch)
-    print(f"compiled for {', '.join(archs)}: {build.build(op.table_request(archs))}")
+    archs = build.resolve_archs(target, arguments.arch)
+    print(f"compiled for {', '.join(archs)}: {build.build(op.table_request(target, archs))}")
 
 
 def _check(folder: Path, texts: dict[str, str], arguments: argparse.Namespace) -> None:
@@ -213,7 +216,7 @@ def _list(arguments: argparse.Namespace) -> int:
         )
         for variant in VARIANTS
     ]
-    header = ("variant", "heads", "archs", "grid x threads", "LDS B", "VGPRs <=", "serves")
+    header = ("variant", "heads", "archs", "grid x threads", "LDS B", "registers <=", "serves")
     print(aligned(header, rows, right=(1, 4, 5)))
     print(f"\nEach has {len(INSTANCES)} instances: " + ", ".join(instance.name for instance in INSTANCES))
     return 0
@@ -223,7 +226,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     from kdagen import verify
 
     return verify.main_report(
-        _variants(arguments.heads),
+        _variants(arguments.heads, (CDNA,)),
         quick=arguments.quick,
         token=arguments.case,
         source=arguments.source,

@@ -81,16 +81,20 @@ def why_unsupported(shape: LayerShape, arch: str | None) -> str | None:
             return f"{name}: expected {_shown(expected)}, got {_shown(got)}"
     if shape.conv_layout not in tuple(ConvLayout):
         return f"conv_layout: expected one of SD, DS, got {shape.conv_layout!r}"
-    served = sorted({kernel.num_heads for kernel in kernels()})
+    served = sorted({kernel.num_heads for kernel in kernels() if arch is None or arch in kernel.archs} or _all_heads())
     if shape.num_heads not in served:
         return (
             f"num_heads: expected one of {', '.join(map(str, served))}, got {shape.num_heads}; "
             f"`kdagen.load(heads=[{shape.num_heads}])` builds one, a row in kdagen/variants.py keeps it"
         )
-    archs = sorted({a for kernel in kernels() if kernel.num_heads == shape.num_heads for a in kernel.archs})
+    archs = {a: None for kernel in kernels() if kernel.num_heads == shape.num_heads for a in kernel.archs}
     if arch not in archs:
         return f"arch: expected one of {', '.join(archs)}, got {'no GPU' if arch is None else arch}"
     return None
+
+
+def _all_heads() -> set[int]:
+    return {kernel.num_heads for kernel in kernels()}
 
 
 def _shown(value: object) -> str:
@@ -133,10 +137,10 @@ def _dtype(dtype: object) -> DType | str:
 
 
 def current_arch() -> str | None:
-    """Architecture of the current AMD GPU such as "gfx942", or None; asks the driver once per device."""
+    """Architecture of the current GPU such as "gfx942" or "sm_90", or None; asks the driver once per device."""
     import torch
 
-    if torch.version.hip is None or not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         return None
     return _arch_of(torch.cuda.current_device())
 
@@ -145,5 +149,8 @@ def current_arch() -> str | None:
 def _arch_of(device: int) -> str:
     import torch
 
-    name: str = torch.cuda.get_device_properties(device).gcnArchName
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip is None:
+        return f"sm_{properties.major}{properties.minor}"
+    name: str = properties.gcnArchName
     return name.split(":")[0]

@@ -20,8 +20,6 @@ from kdagen.errors import ToolchainError
 from kdagen.table import aligned
 from kdagen.target import TARGETS
 
-CUDA_ARCH = "sm_90"
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -38,12 +36,12 @@ class Finding:
 
 def diagnose() -> list[Finding]:
     """Try every tool; takes a few seconds, in parallel."""
-    archs = [arch for target in TARGETS for arch in target.archs]
+    archs = {target.compiler: list(target.archs) for target in TARGETS}
     checks: list[Callable[[], list[Finding]]] = [
         _torch,
         lambda: _compilers("host", ["emulator"], toolchain.INSTALL_CXX, needed=True),
-        lambda: _compilers("hip", archs, toolchain.INSTALL_HIP),
-        lambda: _compilers("cuda", [CUDA_ARCH], toolchain.INSTALL_NVCC),
+        lambda: _compilers("hip", archs["hip"], toolchain.INSTALL_HIP),
+        lambda: _compilers("cuda", archs["cuda"], toolchain.INSTALL_NVCC),
         *(lambda name=name: [_llvm_tool(name)] for name in ("llvm-objdump", "llvm-mca", "clang-offload-bundler")),
         lambda: [_ninja()],
     ]

@@ -14,7 +14,7 @@ from kdagen.abi import OP_NAME, KdaDecodeParams
 from kdagen.errors import ArgumentError, LaunchError, NotReadyError, ToolchainError
 from kdagen.paths import generated_dir
 from kdagen.spec import KernelSpec
-from kdagen.target import CDNA
+from kdagen.target import Target
 
 _lock = threading.RLock()
 _library: ctypes.CDLL | None = None
@@ -29,34 +29,36 @@ def is_loaded() -> bool:
 def load(heads: Iterable[int] = (), *, archs: Sequence[str] = ()) -> None:
     """Make torch.ops.kdagen.fused_kda_decode exist: built if its sources or tools changed, else from the cache.
 
-    On a ROCm build of torch the op has the kernels of the table; on any other it runs on CPU tensors alone.
+    On a ROCm build of torch, or a CUDA build that sees a GPU, the op has the kernels of the table; on any other it runs
+    on CPU tensors alone.
 
     Args:
-        heads: local head counts to have kernels for besides the table's; needs jinja2 and a ROCm build of torch.
-        archs: AMD architectures to build for; empty takes $PYTORCH_ROCM_ARCH, else those of the visible GPUs.
+        heads: local head counts to have kernels for besides the table's; needs jinja2.
+        archs: architectures to build for; empty takes torch's own variable, else those of the visible GPUs.
 
     Raises:
         SpecError: a head count that no kernel can have.
-        ToolchainError: a tool is missing, no architecture is named, or `heads` is given without a ROCm build of torch.
+        ToolchainError: a tool is missing, no architecture is named, or `heads` is given where there is no GPU.
         BuildError: a compiler failed.
     """
     global _library
     wanted = [spec.num_heads for spec in map(KernelSpec, heads)]
     with _lock:
-        rocm = _build.rocm_version() is not None
-        targets = _build.resolve_archs(archs) if rocm else ()
+        target = _build.torch_target()
+        chosen = _build.resolve_archs(target, archs) if target is not None else ()
         if _library is None:
-            path = _build.build(table_request(targets))
+            path = _build.build(table_request(target, chosen))
             torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
             _library = ctypes.CDLL(str(path))
             torch.library.register_fake(f"kdagen::{OP_NAME}", _fake)
-        for count in sorted(set(wanted) - {kernel.num_heads for kernel in dispatch.kernels()}):
-            if not rocm:
+        have = {kernel.num_heads for kernel in dispatch.kernels() if target and kernel.target == target.name}
+        for count in sorted(set(wanted) - have):
+            if target is None:
                 raise ToolchainError(
-                    f"heads: expected a ROCm build of torch to build GPU kernels for {count} heads, got torch "
-                    f"{torch.__version__}; the op on CPU tensors takes every head count as it is"
+                    f"heads: expected a torch that sees a GPU to build a kernel for {count} heads, got torch "
+                    f"{torch.__version__} without one; the op on CPU tensors takes every head count as it is"
                 )
-            _load_on_demand(count, targets)
+            _load_on_demand(count, target, chosen)
 
 
 def _fake(*arguments: object) -> None:
@@ -69,27 +71,27 @@ def _fake(*arguments: object) -> None:
             raise ArgumentError(f"{name}: expected the device of x, {tensors['x'].device}, got {tensor.device}")
 
 
-def table_request(archs: Sequence[str]) -> _build.Request:
-    """The extension of the committed sources: binding and kernels, or the binding alone where `archs` is empty."""
-    folder = generated_dir()
-    names = [name for name in ("binding.cpp", "checks.h", "cpu.h", "variants.inc")]
-    if archs:
-        names += [kernel.source for kernel in dispatch.table()]
-    texts = {name: (folder / name).read_text(encoding="utf-8") for name in names}
-    return _build.Request(texts, tuple(archs), ("KDAGEN_KERNELS",) if archs else ())
+def table_request(target: Target | None, archs: Sequence[str]) -> _build.Request:
+    """The extension of the committed sources: the binding with a target's kernels, or the binding alone."""
+    names = {name: name for name in ("binding.cpp", "checks.h", "cpu.h")}
+    if target is not None:
+        names["kernels.inc"] = f"{target.name}.inc"
+        names |= {kernel.source: kernel.source for kernel in dispatch.table() if kernel.target == target.name}
+    texts = {name: (generated_dir() / file).read_text(encoding="utf-8") for name, file in names.items()}
+    return _build.Request(texts, target, tuple(archs))
 
 
-def _load_on_demand(num_heads: int, archs: Sequence[str]) -> None:
+def _load_on_demand(num_heads: int, target: Target, archs: Sequence[str]) -> None:
     from kdagen.render import render
     from kdagen.variants import on_demand
 
-    variant = on_demand(num_heads, CDNA)
-    path = _build.build(_build.Request({variant.file_name: render(variant)}, tuple(archs)))
-    launch = ctypes.cast(getattr(ctypes.CDLL(str(path)), variant.launch_symbol), ctypes.c_void_p)
+    variant = on_demand(num_heads, target)
+    path = _build.build(_build.Request({variant.file_name: render(variant)}, target, tuple(archs)))
+    launcher = ctypes.cast(getattr(ctypes.CDLL(str(path)), variant.launch_symbol), ctypes.c_void_p)
     assert _library is not None
-    _library.kdagen_register_kernel(ctypes.c_int64(num_heads), launch)
+    _library.kdagen_register_kernel(ctypes.c_int64(num_heads), launcher)
     dispatch.register(
-        dispatch.Kernel(variant.name, num_heads, CDNA.name, CDNA.archs, variant.file_name, variant.launch_symbol)
+        dispatch.Kernel(variant.name, num_heads, target.name, target.archs, variant.file_name, variant.launch_symbol)
     )
 
 
@@ -107,7 +109,7 @@ def prepare(heads: Iterable[int], *, device: torch.device | str | None = None, a
     counts = list(heads)
     if _capturing():
         raise NotReadyError("expected kdagen.prepare() before the graph capture, got it inside one")
-    load(counts, archs=archs)
+    load(counts if _build.torch_target() is not None else (), archs=archs)
     place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     for count in counts:
         for bound, norm, layout in ((b, n, d) for b in (-5.0, None) for n in (True, False) for d in (True, False)):

@@ -16,9 +16,10 @@ from kdagen import abi
 from kdagen.errors import TemplateError
 from kdagen.paths import templates_dir
 from kdagen.spec import INSTANCES, ConvLayout, Gate, Instance, OutputNorm
+from kdagen.target import TARGETS
 from kdagen.variants import Variant
 
-SKELETON = "kda_decode.hip.j2"
+SKELETON = "kda_decode.j2"
 HEAD = "head.h.j2"
 
 
@@ -103,15 +104,29 @@ def render(variant: Variant, folder: Path | None = None) -> str:
     return _render_one(environment, HEAD, context, what) + body
 
 
-BINDING = ("binding.cpp", "checks.h", "cpu.h", "variants.inc", "registry.py")
+BINDING = ("binding.cpp", "checks.h", "cpu.h", "registry.py")
 """The generated files that make the kernels one torch op, each from templates/binding/<name>.j2."""
 
 
 def render_binding(variants: Sequence[Variant], folder: Path | None = None) -> dict[str, str]:
-    """The files of BINDING for a table of variants, by name; raises TemplateError as `render` does."""
+    """The binding of a table of variants, by file name: BINDING, and <target>.inc with each target's kernels.
+
+    Raises:
+        TemplateError: as `render` does.
+    """
     environment = _environment(_RecordingLoader(folder or templates_dir()))
-    context: dict[str, Any] = {**_SHARED, "spec": variants[0].spec, "variants": variants, "schema": abi.OP_SCHEMA}
-    return {name: _render_one(environment, f"binding/{name}.j2", context, f"file {name}") for name in BINDING}
+    context: dict[str, Any] = {
+        **_SHARED,
+        "spec": variants[0].spec,
+        "variants": variants,
+        "targets": TARGETS,
+        "schema": abi.OP_SCHEMA,
+    }
+    texts = {name: _render_one(environment, f"binding/{name}.j2", context, f"file {name}") for name in BINDING}
+    for target in TARGETS:
+        name = f"{target.name}.inc"
+        texts[name] = _render_one(environment, "binding/kernels.inc.j2", {**context, "target": target}, f"file {name}")
+    return texts
 
 
 _SHARED: dict[str, Any] = {"params": abi.PARAMS, "struct_name": abi.STRUCT_NAME}

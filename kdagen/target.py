@@ -16,8 +16,11 @@ class Target:
         archs: architectures the family is built for, oldest first.
         wave_size: lanes that execute in lock step.
         lds_bytes: on-chip memory one workgroup may use (the least over archs).
-        vgprs: vector registers per lane and SIMD, arch and accumulation registers together.
+        vgprs: vector registers per lane of a SIMD (a warp scheduler), shared by the waves resident on it.
         primitives: template with the target's primitives, below templates/targets/.
+        include: header that declares the runtime's launch function.
+        error_text: the runtime's function from a status to its text.
+        compiler: kind of compiler, as kdagen.toolchain names it.
         suffix: file suffix of generated sources.
         flags: what the compiler is told beyond the arch.
     """
@@ -28,6 +31,9 @@ class Target:
     lds_bytes: int
     vgprs: int
     primitives: str
+    include: str
+    error_text: str
+    compiler: str
     suffix: str
     flags: tuple[str, ...]
 
@@ -40,13 +46,39 @@ CDNA = Target(
     lds_bytes=64 * 1024,
     vgprs=512,
     primitives="cdna.hip.j2",
+    include="<hip/hip_runtime_api.h>",
+    error_text="hipGetErrorString",
+    compiler="hip",
     suffix=".hip",
     # The text says which fp32 operations are packed. Left on, the SLP vectoriser also packs the adds of two reductions:
     # 2 v_mov_b32_dpp and a v_pk_add_f32 in place of 2 v_add_f32_dpp (gfx942, clang 22: 838 instructions against 815).
     flags=("-std=c++17", "-O3", "-fno-slp-vectorize"),
 )
 
-TARGETS: tuple[Target, ...] = (CDNA,)
+CUDA = Target(
+    name="cuda",
+    archs=("sm_90",),  # H100, H200
+    wave_size=32,
+    lds_bytes=48 * 1024,  # without asking for more
+    vgprs=64 * 1024 // (4 * 32),  # a register file of 64 K words, four schedulers, 32 lanes
+    primitives="cuda.cu.j2",
+    include="<cuda_runtime.h>",
+    error_text="cudaGetErrorString",
+    compiler="cuda",
+    suffix=".cu",
+    flags=("-std=c++17", "-O3"),
+)
+
+TARGETS: tuple[Target, ...] = (CDNA, CUDA)
+
+
+def target_of(arch: str) -> Target:
+    """The target that is built for an architecture; raises SpecError that lists the known ones."""
+    for target in TARGETS:
+        if arch in target.archs:
+            return target
+    known = ", ".join(known for target in TARGETS for known in target.archs)
+    raise SpecError(f"arch: expected one of {known}, got {arch!r}")
 
 
 def find_target(name: str) -> Target:

@@ -126,7 +126,7 @@ def probe(compiler: Compiler, arch: str) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder) / f"probe{suffix}", Path(folder) / "probe.o"
         source.write_text(text)
-        command = _compile_command(compiler, arch, source, output)
+        command = compile_command(compiler, arch, source, output)
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
         except subprocess.TimeoutExpired:
@@ -164,7 +164,8 @@ def find_compiler(kind: str, archs: Sequence[str]) -> Compiler:
     )
 
 
-def _compile_command(compiler: Compiler, arch: str, source: Path, output: Path) -> list[str]:
+def compile_command(compiler: Compiler, arch: str, source: Path, output: Path) -> list[str]:
+    """The command that compiles a source for one arch: device code alone of a GPU's, an object of the host's."""
     if compiler.kind == "host":  # what the emulator needs of it
         return [*compiler.command, "-std=c++17", "-fPIC", "-fsanitize=thread", "-c", str(source), "-o", str(output)]
     if compiler.kind == "cuda":
@@ -179,7 +180,7 @@ def compile_device(compiler: Compiler, arch: str, source: Path, output: Path, fl
     Raises:
         BuildError: the compiler fails; the message has the command, its first error line and the log's place.
     """
-    run([*_compile_command(compiler, arch, source, output), *flags], output.with_suffix(".log"))
+    run([*compile_command(compiler, arch, source, output), *flags], output.with_suffix(".log"))
     return output
 
 

@@ -1,4 +1,4 @@
-"""THE table: every kernel that exists. To add a head count, add one row and run `kdagen build`."""
+"""THE table: every kernel that exists. To add a head count, add one line to _HEADS and run `kdagen build`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kdagen.plan import DEFAULT_TUNING, Plan, Tuning, make_plan
 from kdagen.spec import KernelSpec
-from kdagen.target import CDNA, Target
+from kdagen.target import CDNA, TARGETS, Target
 
 
 @dataclass(frozen=True)
@@ -39,22 +39,28 @@ class Variant:
         return make_plan(self.spec, self.target, self.tuning)
 
 
-def _cdna(num_heads: int, reason: str) -> Variant:
-    return Variant(KernelSpec(num_heads), CDNA, reason)
+_HEADS: dict[int, str] = {
+    4: "Kimi-Linear (32 heads) at TP 8",
+    6: "Kimi-K3 (96 heads) at TP 16",
+    8: "Kimi-Linear (32 heads) at TP 4; GLM-5.3-Flash at TP 8",
+    12: "Kimi-K3 (96 heads) at TP 8",
+    16: "Kimi-Linear (32 heads) at TP 2",
+    24: "Kimi-K3 (96 heads) at TP 4",
+    32: "Kimi-Linear (32 heads) at TP 1",
+    48: "Kimi-K3 (96 heads) at TP 2",
+    64: "KDA models of 64 heads at TP 1",
+    96: "Kimi-K3 (96 heads) at TP 1",
+}
+"""Local head counts and who has them; each is one kernel for every target."""
 
-
-VARIANTS: tuple[Variant, ...] = (
-    _cdna(4, "Kimi-Linear (32 heads) at TP 8"),
-    _cdna(6, "Kimi-K3 (96 heads) at TP 16"),
-    _cdna(8, "Kimi-Linear (32 heads) at TP 4; GLM-5.3-Flash at TP 8"),
-    _cdna(12, "Kimi-K3 (96 heads) at TP 8"),
-    _cdna(16, "Kimi-Linear (32 heads) at TP 2"),
-    _cdna(24, "Kimi-K3 (96 heads) at TP 4"),
-    _cdna(32, "Kimi-Linear (32 heads) at TP 1"),
-    _cdna(48, "Kimi-K3 (96 heads) at TP 2"),
-    _cdna(64, "KDA models of 64 heads at TP 1"),
-    _cdna(96, "Kimi-K3 (96 heads) at TP 1"),
+VARIANTS: tuple[Variant, ...] = tuple(
+    Variant(KernelSpec(num_heads), target, reason) for target in TARGETS for num_heads, reason in _HEADS.items()
 )
+
+
+def of_target(target: Target) -> tuple[Variant, ...]:
+    """The rows of one target, by head count."""
+    return tuple(variant for variant in VARIANTS if variant.target is target)
 
 
 def on_demand(num_heads: int, target: Target = CDNA) -> Variant:

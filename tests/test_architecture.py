@@ -20,7 +20,7 @@ ALLOWED = {
     "abi": set(),
     "plan": {"errors", "spec", "target", "dpp"},
     "variants": {"spec", "target", "plan"},
-    "render": {"errors", "spec", "plan", "variants", "abi", "paths"},
+    "render": {"errors", "spec", "target", "plan", "variants", "abi", "paths"},
     "emit": {"render", "variants"},
     "bf16": set(),
     "grading": {"bf16"},

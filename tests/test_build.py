@@ -17,10 +17,11 @@ from kdagen import build, toolchain
 from kdagen.build import Request
 from kdagen.cli import main
 from kdagen.errors import BuildError, ToolchainError
+from kdagen.target import CDNA, CUDA
 from tests.harness import ABSENT
 
 ROOT = Path(__file__).parents[1]
-REQUEST = Request({"a.cpp": 'extern "C" int answer() { return 42; }\n', "a.h": "// nothing\n"}, ())
+REQUEST = Request({"a.cpp": 'extern "C" int answer() { return 42; }\n', "a.h": "// nothing\n"})
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,7 @@ def test_fr_65_every_input_changes_the_key_and_nothing_else_does(monkeypatch):
         "a file name": key(dataclasses.replace(REQUEST, texts={"b.cpp": REQUEST.texts["a.cpp"]})),
         "an arch": key(dataclasses.replace(REQUEST, archs=("gfx942",))),
         "another arch": key(dataclasses.replace(REQUEST, archs=("gfx942", "gfx950"))),
-        "a define": key(dataclasses.replace(REQUEST, defines=("KDAGEN_KERNELS",))),
+        "the target": key(dataclasses.replace(REQUEST, target=CDNA)),
         "the compiler": key(compilers="c++ 13"),
     }
     for name, value in (
@@ -73,7 +74,7 @@ def test_fr_65_a_change_rebuilds_whatever_its_time_and_no_change_does_not(cache,
     print(f"from the cache in {time.monotonic() - start:.3f} s")
 
 
-BUILD = "from kdagen import build; print(build.build(build.Request({texts!r}, ())))"
+BUILD = "from kdagen import build; print(build.build(build.Request({texts!r})))"
 SLOW = {"a.cpp": '#include <regex>\n#include <iostream>\n#include <random>\nstd::regex slow("a*");\n'}
 
 
@@ -98,7 +99,7 @@ def test_fr_64_a_build_killed_half_way_leaves_nothing_in_the_way(cache):
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert list(cache.glob("*/build.ninja")) and not list(cache.glob("*/*.so")), "killed too late to prove anything"
-    library = build.build(Request(SLOW, ()))
+    library = build.build(Request(SLOW))
     assert library.is_file()
 
 
@@ -115,7 +116,7 @@ def test_a_failed_build_is_one_error_and_leaves_no_folder(cache):
     with pytest.raises(
         BuildError, match=r"expected c\+\+ .* to succeed, got: .*a.cpp:1:1: error: .*nonsense.* \(all of it in"
     ):
-        build.build(Request({"a.cpp": "nonsense\n"}, ()))
+        build.build(Request({"a.cpp": "nonsense\n"}))
     assert not [path for path in cache.iterdir() if path.is_dir()]
     assert len(list(cache.glob("*.log"))) == 1
 
@@ -136,16 +137,24 @@ def test_fr_62_a_missing_tool_is_named_before_anything_starts(cache, monkeypatch
 
 def test_fr_62_archs_come_from_the_request_the_variable_or_the_devices(monkeypatch):
     monkeypatch.setenv("PYTORCH_ROCM_ARCH", "gfx942;gfx950:xnack-")
-    assert build.resolve_archs(["gfx90a"]) == ("gfx90a",)
-    assert build.resolve_archs() == ("gfx942", "gfx950")
+    assert build.resolve_archs(CDNA, ["gfx90a"]) == ("gfx90a",)
+    assert build.resolve_archs(CDNA) == ("gfx942", "gfx950")
     monkeypatch.delenv("PYTORCH_ROCM_ARCH")
     monkeypatch.setattr(build, "_visible_archs", lambda: ["gfx942:sramecc+:xnack-", "gfx942:sramecc+:xnack-"])
-    assert build.resolve_archs() == ("gfx942",)
+    assert build.resolve_archs(CDNA) == ("gfx942",)
     monkeypatch.setattr(build, "_visible_archs", lambda: [])
-    with pytest.raises(ToolchainError, match="got none; set PYTORCH_ROCM_ARCH=gfx942"):
-        build.resolve_archs()
+    with pytest.raises(ToolchainError, match="got none; set PYTORCH_ROCM_ARCH to gfx942"):
+        build.resolve_archs(CDNA)
     with pytest.raises(ToolchainError, match="arch: expected some of gfx90a, gfx942, gfx950, got 'sm_90'"):
-        build.resolve_archs(["sm_90"])
+        build.resolve_archs(CDNA, ["sm_90"])
+
+
+def test_cuda_archs_are_named_as_torch_names_them(monkeypatch):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    assert build.resolve_archs(CUDA) == ("sm_90",)
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0+PTX;7.5")
+    with pytest.raises(ToolchainError, match=r"arch: expected some of sm_90, got '7\.5'"):
+        build.resolve_archs(CUDA)
 
 
 def test_without_a_rocm_torch_build_says_what_it_did_not_compile(capsys):

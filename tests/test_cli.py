@@ -33,9 +33,9 @@ def test_check_prints_a_diff_and_ends_with_the_command_that_repairs_it(capsys, t
 
 def test_build_writes_only_what_changed(capsys, tmp_path):
     assert main(["build", "--heads", str(ABSENT), "--out", str(tmp_path)]) == 0
-    assert "1 files: 1 written, 0 up to date" in capsys.readouterr().out
+    assert "2 files: 2 written, 0 up to date" in capsys.readouterr().out
     assert main(["build", "--heads", str(ABSENT), "--out", str(tmp_path)]) == 0
-    assert "1 files: 0 written, 1 up to date" in capsys.readouterr().out
+    assert "2 files: 0 written, 2 up to date" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

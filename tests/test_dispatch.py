@@ -9,11 +9,13 @@ import kdagen
 from kdagen import dispatch
 from kdagen.errors import NoKernelError
 from kdagen.spec import ConvLayout, DType, LayerShape
-from kdagen.variants import VARIANTS
+from kdagen.target import CDNA
+from kdagen.variants import VARIANTS, of_target
 from tests.harness import ABSENT
 
 BF16 = torch.bfloat16
-SERVED = ", ".join(str(count) for count in sorted(variant.spec.num_heads for variant in VARIANTS))
+CDNA_VARIANTS = of_target(CDNA)
+SERVED = ", ".join(str(count) for count in sorted(variant.spec.num_heads for variant in CDNA_VARIANTS))
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +40,7 @@ def test_the_registry_is_the_table():
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950"])
 @pytest.mark.parametrize("layout", ConvLayout)
 def test_fr_14_fr_71_every_row_of_the_table_is_found_exactly(arch, layout):
-    for variant in VARIANTS:
+    for variant in CDNA_VARIANTS:
         shape = LayerShape(variant.spec.num_heads, conv_layout=layout)
         assert dispatch.find(shape, arch).name == variant.name
         assert kdagen.why_unsupported(shape, arch) is None
@@ -57,8 +59,8 @@ REFUSED = [
     (LayerShape(12, conv_state_dtype=DType.FP32), "gfx942", "conv_state_dtype: expected bf16, got fp32"),
     (LayerShape(12, state_dtype=DType.BF16), "gfx942", "state_dtype: expected fp32, got bf16"),
     (LayerShape(12, conv_layout="other"), "gfx942", "conv_layout: expected one of SD, DS, got 'other'"),
-    (LayerShape(12), "gfx1100", "arch: expected one of gfx90a, gfx942, gfx950, got gfx1100"),
-    (LayerShape(12), None, "arch: expected one of gfx90a, gfx942, gfx950, got no GPU"),
+    (LayerShape(12), "gfx1100", "arch: expected one of gfx90a, gfx942, gfx950, sm_90, got gfx1100"),
+    (LayerShape(12), None, "arch: expected one of gfx90a, gfx942, gfx950, sm_90, got no GPU"),
 ]
 
 
@@ -70,6 +72,11 @@ def test_fr_71_anything_else_is_refused_with_its_reason(shape, arch, reason):
     assert str(raised.value).startswith(reason)
 
 
+def test_each_target_has_its_own_kernel_of_a_head_count():
+    assert kdagen.find(LayerShape(12), "gfx942").source == "kda_decode_h12_cdna.hip"
+    assert kdagen.find(LayerShape(12), "sm_90").source == "kda_decode_h12_cuda.cu"
+
+
 def test_a_kernel_built_on_demand_joins():
     dispatch.register(dispatch.Kernel("x", ABSENT, "cdna", ("gfx942",), "x.hip", "x_launch"))
     assert dispatch.find(LayerShape(ABSENT), "gfx942").source == "x.hip"
@@ -77,7 +84,7 @@ def test_a_kernel_built_on_demand_joins():
 
 
 def test_the_seeds_signature_says_yes_for_what_is_served(on_mi300x):
-    for variant in VARIANTS:
+    for variant in CDNA_VARIANTS:
         assert kdagen.is_fused_kda_decode_supported(variant.spec.num_heads, 128, 4, 0, BF16, BF16)
         assert kdagen.is_fused_kda_decode_supported(variant.spec.num_heads, 128, 4, 0, BF16, BF16, torch.float32)
 

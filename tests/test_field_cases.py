@@ -12,7 +12,8 @@ import torch
 from kdagen import emulator, grading, reference
 from kdagen.abi import KdaDecodeParams
 from kdagen.render import render
-from kdagen.variants import VARIANTS, on_demand
+from kdagen.target import CDNA
+from kdagen.variants import of_target, on_demand
 from tests.harness import assert_graded, copied, plain_arguments, run
 
 BF16 = torch.bfloat16
@@ -264,7 +265,7 @@ def test_fr_33_nothing_is_rounded_to_bf16_before_the_output():
     assert (after["out"].double() - loose.out).abs().max() < 3e-2 * loose.out.abs().max()
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
+@pytest.mark.parametrize("variant", of_target(CDNA), ids=lambda v: v.name)
 def test_fr_56_the_wave_size_is_a_literal_of_the_target(variant):
     text = render(variant)
     assert not re.search(r"warpSize|WAVEFRONT_SIZE|__AMDGCN_WAVE", text)

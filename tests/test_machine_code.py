@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from kdagen import isa, toolchain
 from kdagen.errors import BuildError, ToolchainError
 from kdagen.paths import generated_dir
 from kdagen.spec import INSTANCES
-from kdagen.target import CDNA
-from kdagen.variants import VARIANTS
+from kdagen.target import CDNA, CUDA
+from kdagen.variants import of_target
 
 # Reductions: three in the prologue and two in each of eight rows, four adds each; four more for the output norm.
 ROW_SUM_ADDS = 4 * (3 + 2 * 8)
@@ -29,7 +30,7 @@ def compiler() -> toolchain.Compiler:
 
 
 @pytest.mark.parametrize("arch", CDNA.archs)
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
+@pytest.mark.parametrize("variant", of_target(CDNA), ids=lambda v: v.name)
 def test_machine_code(variant, arch, compiler, tmp_path):
     source = generated_dir() / variant.file_name
     code_object = toolchain.compile_device(compiler, arch, source, tmp_path / "kernel.co", FLAGS)
@@ -58,6 +59,22 @@ def test_machine_code(variant, arch, compiler, tmp_path):
         loads = [i for i, line in enumerate(lines) if line.startswith("global_load_dwordx4")]
         waits = [i for i, line in enumerate(lines) if line.startswith("s_waitcnt") and "vmcnt" in line]
         assert not [wait for wait in waits if loads[0] < wait < loads[-1]], "the slice is not in flight as a whole"
+
+
+@pytest.mark.parametrize("variant", of_target(CUDA), ids=lambda v: v.name)
+def test_nvcc_compiles_the_same_stages_without_a_gpu(variant, tmp_path):
+    try:
+        nvcc = toolchain.find_compiler("cuda", CUDA.archs)
+    except ToolchainError as error:
+        pytest.skip(str(error))
+    source = generated_dir() / variant.file_name
+    flags = (*CUDA.flags, "-Werror=all-warnings", "-Xptxas=-v")
+    command = toolchain.compile_command(nvcc, CUDA.archs[0], source, tmp_path / "kernel.cubin")
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == len(INSTANCES)
+    registers = [int(count) for count in re.findall(r"Used (\d+) registers", done.stderr)]
+    assert len(registers) == len(INSTANCES) and max(registers) <= variant.plan.max_vgprs
 
 
 def test_a_warning_is_an_error_with_command_line_and_log(compiler, tmp_path):

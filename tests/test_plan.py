@@ -5,15 +5,16 @@ import pytest
 from kdagen.errors import PlanError, SpecError
 from kdagen.plan import Tuning, make_plan
 from kdagen.spec import KernelSpec
-from kdagen.target import CDNA, find_target
+from kdagen.target import CDNA, CUDA, TARGETS, find_target, target_of
 from kdagen.variants import VARIANTS, on_demand
 
 
-def test_every_element_of_a_slice_has_one_owner():
-    plan = make_plan(KernelSpec(12), CDNA, Tuning())
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+def test_every_element_of_a_slice_has_one_owner(target):
+    plan = make_plan(KernelSpec(12), target, Tuning())
     owners = set()
     for thread in range(plan.threads):
-        wave, lane = divmod(thread, CDNA.wave_size)
+        wave, lane = divmod(thread, target.wave_size)
         for i in range(plan.rows_per_lane):
             row = wave * plan.rows_per_wave + i * plan.rows_at_once + lane // plan.lanes_per_row
             for part in range(plan.parts):
@@ -54,7 +55,7 @@ def test_the_table_serves_the_head_counts_of_the_models_once_each():
 
 
 def test_a_head_count_on_demand_takes_the_table_row_when_there_is_one():
-    assert on_demand(12) is next(v for v in VARIANTS if v.spec.num_heads == 12)
+    assert on_demand(12) in VARIANTS and on_demand(12, CUDA) in VARIANTS
     assert on_demand(1021).name == "kda_decode_h1021_cdna"
     with pytest.raises(SpecError):
         on_demand(0)
@@ -62,5 +63,8 @@ def test_a_head_count_on_demand_takes_the_table_row_when_there_is_one():
 
 def test_an_unknown_target_lists_the_known_ones():
     assert find_target("cdna") is CDNA
-    with pytest.raises(SpecError, match="target: expected one of cdna, got 'rdna'"):
+    with pytest.raises(SpecError, match="target: expected one of cdna, cuda, got 'rdna'"):
         find_target("rdna")
+    assert target_of("gfx942") is CDNA and target_of("sm_90") is CUDA
+    with pytest.raises(SpecError, match="arch: expected one of gfx90a, gfx942, gfx950, sm_90, got 'gfx1100'"):
+        target_of("gfx1100")

@@ -30,7 +30,7 @@ def append(templates: Path, name: str, text: str) -> int:
 def test_a_file_says_what_it_is_and_where_from(variant):
     text = render(variant)
     head = text.split("#include", 1)[0]
-    for said in ("do not edit", variant.name, variant.reason, "stages/conv1d.hip.j2", "sha256", "2624 B LDS"):
+    for said in ("do not edit", variant.name, variant.reason, "stages/conv1d.j2", "sha256", "2624 B LDS"):
         assert said in head
     assert f"constexpr int kHeads = {variant.spec.num_heads};" in text
     assert text.endswith("}\n")
@@ -44,11 +44,11 @@ def test_reductions_print_their_plan():
 
 
 def test_an_undefined_name_is_reported_with_template_line_and_variant(templates):
-    line = append(templates, "stages/conv1d.hip.j2", "{{ plan.no_such_number }}")
+    line = append(templates, "stages/conv1d.j2", "{{ plan.no_such_number }}")
     with pytest.raises(TemplateError) as raised:
         render(H12, templates)
     assert str(raised.value) == (
-        f"stages/conv1d.hip.j2:{line}: 'kdagen.plan.Plan object' has no attribute 'no_such_number' "
+        f"stages/conv1d.j2:{line}: 'kdagen.plan.Plan object' has no attribute 'no_such_number' "
         "(variant kda_decode_h12_cdna)"
     )
     assert raised.value.__cause__ is not None
@@ -63,12 +63,12 @@ def test_a_syntax_error_is_reported_with_template_line_and_variant(templates):
 
 
 def test_a_missing_template_is_named(templates):
-    (templates / "stages/gated_norm.hip.j2").unlink()
-    with pytest.raises(TemplateError, match=r"expected a template 'stages/gated_norm.hip.j2', found none"):
+    (templates / "stages/gated_norm.j2").unlink()
+    with pytest.raises(TemplateError, match=r"expected a template 'stages/gated_norm.j2', found none"):
         render(H12, templates)
 
 
-@pytest.mark.parametrize("name", ["kda_decode.hip.j2", "stages/rows.hip.j2", "targets/cdna.hip.j2", "head.h.j2"])
+@pytest.mark.parametrize("name", ["kda_decode.j2", "stages/rows.j2", "targets/cdna.hip.j2", "head.h.j2"])
 def test_the_provenance_hash_covers_every_template_of_the_closure(templates, name):
     before = provenance(render(H12, templates))
     append(templates, name, "{# a comment that renders to nothing #}")

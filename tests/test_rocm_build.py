@@ -9,8 +9,11 @@ import pytest
 
 from kdagen import isa
 from kdagen.paths import generated_dir
-from kdagen.variants import VARIANTS
+from kdagen.target import CDNA
+from kdagen.variants import of_target
 from tests.rocm import ARCHS, make_rocm, run_python
+
+CDNA_VARIANTS = of_target(CDNA)
 
 LOAD = """
 import ctypes, json, time, kdagen
@@ -37,7 +40,7 @@ def rocm(tmp_path_factory):
 @pytest.fixture(scope="module")
 def built(rocm):
     """The op with every kernel of the table for both archs, built once."""
-    script = LOAD.format(heads=[v.spec.num_heads for v in VARIANTS])
+    script = LOAD.format(heads=[v.spec.num_heads for v in CDNA_VARIANTS])
     done = run_python(script, {**rocm, "PYTORCH_ROCM_ARCH": ";".join(ARCHS)})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -52,8 +55,8 @@ def test_fr_62_the_library_holds_exactly_the_archs_asked_for(built):
 
 
 def test_a_launch_without_a_gpu_is_a_clear_error_for_every_head_count(built):
-    assert len(built["errors"]) == len(VARIANTS)
-    for variant, error in zip(VARIANTS, built["errors"], strict=True):
+    assert len(built["errors"]) == len(CDNA_VARIANTS)
+    for variant, error in zip(CDNA_VARIANTS, built["errors"], strict=True):
         assert error.startswith(f"expected the kernel for {variant.spec.num_heads} heads to launch, got hipError")
         assert "(status 10" in error
 
@@ -69,7 +72,7 @@ def test_a_second_process_takes_it_from_the_cache(built, rocm):
 def test_fr_69_torch_compiles_the_generated_sources_as_they_are(built):
     folder = Path(built["library"]).parent
     assert "cuda" in str(folder)
-    for variant in VARIANTS:
+    for variant in CDNA_VARIANTS:
         assert (folder / variant.file_name).read_bytes() == (generated_dir() / variant.file_name).read_bytes()
     assert not list(folder.glob("*_hip.*"))
 
@@ -81,14 +84,16 @@ import json, shutil, sys
 from pathlib import Path
 from kdagen import build, render
 from kdagen.paths import templates_dir
+from kdagen.target import CDNA
 from kdagen.variants import on_demand
 variant = on_demand(1021)
-first = build.build(build.Request({variant.file_name: render.render(variant)}, build.resolve_archs()))
+archs = build.resolve_archs(CDNA)
+first = build.build(build.Request({variant.file_name: render.render(variant)}, CDNA, archs))
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else first.parent.parent / "templates")
 shutil.copytree(templates_dir(), folder)
-stage = folder / "stages" / "delta_rule.hip.j2"
+stage = folder / "stages" / "delta_rule.j2"
 stage.write_text(stage.read_text().replace("kL2NormEps = 1e-6f", "kL2NormEps = 2e-6f"))
-second = build.build(build.Request({variant.file_name: render.render(variant, folder)}, build.resolve_archs()))
+second = build.build(build.Request({variant.file_name: render.render(variant, folder)}, CDNA, archs))
 print(json.dumps([str(first), str(second)]))
 """
     done = run_python(script, {**rocm, "PYTORCH_ROCM_ARCH": "gfx942"})
@@ -132,7 +137,7 @@ except RuntimeError as error:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({}, "arch: expected --arch, PYTORCH_ROCM_ARCH or a visible AMD GPU to name an architecture, got none;"),
+        ({}, "arch: expected --arch, PYTORCH_ROCM_ARCH or a visible GPU to name an architecture, got none;"),
         ({"PYTORCH_ROCM_ARCH": "gfx1100"}, "arch: expected some of gfx90a, gfx942, gfx950, got 'gfx1100'"),
         ({"PYTORCH_ROCM_ARCH": "gfx942", "ROCM_HOME": "/nowhere"}, "expected hipcc at /nowhere/bin/hipcc, found none;"),
     ],
@@ -148,8 +153,9 @@ def test_fr_62_what_is_missing_is_named_before_anything_starts(rocm, tmp_path, c
 def test_a_compile_failure_is_one_error_with_command_line_and_log(rocm):
     script = """
 from kdagen import build
+from kdagen.target import CDNA
 try:
-    build.build(build.Request({"broken.hip": "int f() { return undeclared; }\\n"}, ("gfx942",)))
+    build.build(build.Request({"broken.hip": "int f() { return undeclared; }\\n"}, CDNA, ("gfx942",)))
 except Exception as error:
     print(type(error).__name__, error)
 """
