@@ -1,7 +1,8 @@
 """A whole KDA layer on kdagen: checkpoint, tensor-parallel shards, staged weights, a paged pool, a decode loop.
 
 Run it: `python examples/kda_layer.py`. It writes a small checkpoint, loads it on 1, 2 and 4 ranks, decodes 64 tokens of
-three requests with padding rows in the batch, and compares every step with an unsharded fp64 layer. It needs no GPU.
+three requests with padding rows in the batch, and compares every step with an unsharded fp64 layer. It needs no GPU; to
+run on one, add `--device cuda`.
 """
 
 from __future__ import annotations
@@ -90,9 +91,9 @@ class KdaLayer(torch.nn.Module):
         self.staged: StagedWeights
 
     @torch.no_grad()
-    def load(self, checkpoint: Path) -> None:
+    def load(self, checkpoint: Path, device: str) -> None:
         """Load this rank's shard of every tensor, and stage the mirrors that the kernel reads."""
-        config, tensors = self.config, load_file(checkpoint)
+        config, tensors = self.config, load_file(checkpoint, device=device)
 
         def rows(name: str) -> torch.Tensor:
             return tensors[name].chunk(self.tp_size)[self.tp_rank]
@@ -153,10 +154,10 @@ class KdaLayer(torch.nn.Module):
 class Pool:
     """A paged pool: a slot's page holds its state (fp32), then its conv window (bf16); slot 0 is padding."""
 
-    def __init__(self, slots: int, num_heads: int) -> None:
+    def __init__(self, slots: int, num_heads: int, device: str) -> None:
         state, window = num_heads * HEAD_DIM * HEAD_DIM, 3 * num_heads * HEAD_DIM * (CONV_WIDTH - 1)
         page = state + (window // 2 + 3) // 4 * 4  # in fp32 words, a multiple of 16 bytes
-        pages = torch.zeros(slots, page)
+        pages = torch.zeros(slots, page, device=device)
         self.state = pages[:, :state].unflatten(1, (num_heads, HEAD_DIM, HEAD_DIM))
         halves = pages.view(BF16)[:, 2 * state : 2 * state + window]
         self.conv_state = halves.unflatten(1, (CONV_WIDTH - 1, 3 * num_heads * HEAD_DIM)).transpose(1, 2)
@@ -165,22 +166,22 @@ class Pool:
         return {"state": self.state, "conv_state": self.conv_state}
 
 
-def run(config: Config, checkpoint: Path, tp_size: int, tokens: int) -> tuple[float, float]:
+def run(config: Config, checkpoint: Path, tp_size: int, tokens: int, device: str) -> tuple[float, float]:
     """Decode on `tp_size` ranks; the largest errors of any state and of any output, against an unsharded fp64 run."""
-    ranks = [KdaLayer(config, tp_size, rank) for rank in range(tp_size)]
-    for layer in ranks:
-        layer.load(checkpoint)
-    whole = KdaLayer(config)
-    whole.load(checkpoint)
+    with torch.device(device):
+        ranks = [KdaLayer(config, tp_size, rank) for rank in range(tp_size)]
+        whole = KdaLayer(config)
+    for layer in (*ranks, whole):
+        layer.load(checkpoint, device)
     slots, live = 6, [4, 1, 3]
-    indices = torch.tensor([*live, 0, 0], dtype=torch.int32)  # two padding rows fill the batch
-    pools = [Pool(slots, layer.local_heads) for layer in ranks]
-    state = torch.zeros(slots, config.num_heads, HEAD_DIM, HEAD_DIM, dtype=torch.float64)
-    window = torch.zeros(slots, 3 * config.channels, CONV_WIDTH - 1, dtype=BF16)
+    indices = torch.tensor([*live, 0, 0], dtype=torch.int32, device=device)  # two padding rows fill the batch
+    pools = [Pool(slots, layer.local_heads, device) for layer in ranks]
+    state = torch.zeros(slots, config.num_heads, HEAD_DIM, HEAD_DIM, dtype=torch.float64, device=device)
+    window = torch.zeros(slots, 3 * config.channels, CONV_WIDTH - 1, dtype=BF16, device=device)
     g = torch.Generator().manual_seed(1)
     state_error = output_error = 0.0
     for _ in range(tokens):
-        hidden = torch.randn(len(indices), config.hidden, generator=g).to(BF16)
+        hidden = torch.randn(len(indices), config.hidden, generator=g).to(device, BF16)
         partial = [layer.decode(hidden, pool, indices) for layer, pool in zip(ranks, pools, strict=True)]
         output = torch.stack([part.double() for part in partial]).sum(0)  # the all-reduce
 
@@ -203,8 +204,10 @@ def main() -> int:
     """Run every combination and print what held; 1 if something did not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=64, help="tokens to decode (default: 64)")
-    tokens = parser.parse_args().tokens
-    kdagen.load()
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda for a GPU (default: cpu)")
+    arguments = parser.parse_args()
+    tokens, device = arguments.tokens, arguments.device
+    kdagen.prepare([1, 2, 4], device=device)
     failed = False
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "layer.safetensors"
@@ -213,7 +216,7 @@ def main() -> int:
             make_checkpoint(config, checkpoint)
             for tp_size in (1, 2, 4):
                 start = time.monotonic()
-                state_error, output_error = run(config, checkpoint, tp_size, tokens)
+                state_error, output_error = run(config, checkpoint, tp_size, tokens, device)
                 # The state: fp32 in place of fp64. The output: bf16 roundings of the op's and each rank's result.
                 good = state_error < 1e-5 and output_error < 2e-2
                 failed |= not good

@@ -116,7 +116,7 @@ class Snapshot:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def _view_in(storage: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
