@@ -2,7 +2,8 @@
 //
 // The op kdagen::fused_kda_decode on torch's stable ABI: check the arguments, fill the launch parameters, launch on the
 // current stream of the tensors' device, or compute on the CPU. A build with GPU kernels defines
-// KDAGEN_KERNELS and brings its target's list of them as kernels.inc; other head counts join at run time through kdagen_register_kernel.
+// KDAGEN_KERNELS and brings its target's list of them as kernels.inc; other head counts join at run time through
+// kdagen_register_kernel.
 #include <map>
 #include <mutex>
 
@@ -13,10 +14,6 @@
 #include "cpu.h"
 
 extern "C" {
-// Two ways to a raw stream: torch before 2.13 has the first, later ones the second. Weak: a CPU torch has neither.
-__attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void **stream);
-__attribute__((weak)) AOTITorchError torch_stream_native_handle(StreamHandle stream, void **native);
-
 #if defined(KDAGEN_KERNELS)
 #define KDAGEN_VARIANT(heads, launch) int launch(const KdaDecodeParams *params, void *stream);
 #define KDAGEN_ERROR_TEXT(function)  \
@@ -25,6 +22,8 @@ __attribute__((weak)) AOTITorchError torch_stream_native_handle(StreamHandle str
 #include "kernels.inc"
 #undef KDAGEN_VARIANT
 #undef KDAGEN_ERROR_TEXT
+// Before torch 2.13 a raw stream has no stable name; its header shows this one to some builds only.
+AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void **stream);
 #endif
 }
 
@@ -95,19 +94,19 @@ KdaDecodeParams parameters(const Arguments &a) {
   return p;
 }
 
-void *current_stream(int32_t device) {
+// The raw handle of the current stream; a build without GPU kernels never asks.
+void *current_stream([[maybe_unused]] int32_t device) {
+#if !defined(KDAGEN_KERNELS)
+  return nullptr;
+#elif TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+  return torch::stable::accelerator::getCurrentStream(device).nativeHandle();
+#else
   void *stream = nullptr;
-  if (aoti_torch_get_current_cuda_stream != nullptr) {
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
-  } else if (torch_stream_native_handle != nullptr) {
-    StreamHandle handle = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_stream(device, &handle));
-    const torch::stable::accelerator::Stream owner(handle);
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_stream_native_handle(handle, &stream));
-  } else {
-    throw std::runtime_error("expected a torch that can name its current stream, got a CPU build");
+  if (aoti_torch_get_current_cuda_stream(device, &stream) != AOTI_TORCH_SUCCESS) {
+    throw std::runtime_error("expected torch to name its current stream, got a failure");
   }
   return stream;
+#endif
 }
 
 std::string text_of_status(int status) {
@@ -130,8 +129,9 @@ void fused_kda_decode(Tensor x, Tensor weight, std::optional<Tensor> bias, Tenso
                       Tensor raw_beta, Tensor A_log, Tensor dt_bias, Tensor state_indices, Tensor state, Tensor out,
                       std::optional<double> lower_bound, std::optional<Tensor> output_gate,
                       std::optional<Tensor> norm_weight, double norm_eps, int64_t first_live_slot) {
-  const Arguments arguments = {x,     weight, bias, conv_state,  raw_g,       raw_beta,    A_log,    dt_bias, state_indices,
-                               state, out,    lower_bound, output_gate, norm_weight, norm_eps, first_live_slot};
+  const Arguments arguments = {x,     weight,  bias,          conv_state, raw_g, raw_beta,
+                               A_log, dt_bias, state_indices, state,      out,   lower_bound,
+                               output_gate, norm_weight, norm_eps, first_live_slot};
   check(arguments);
   if (x.size(0) == 0) return;
   const int64_t heads = state.size(1);
@@ -168,7 +168,11 @@ extern "C" __attribute__((visibility("default"))) const char *kdagen_launch(int6
 }
 
 STABLE_TORCH_LIBRARY(kdagen, m) {
-  m.def("fused_kda_decode(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) conv_state, Tensor raw_g, Tensor raw_beta, Tensor A_log, Tensor dt_bias, Tensor state_indices, Tensor(b!) state, Tensor(c!) out, float? lower_bound=None, Tensor? output_gate=None, Tensor? norm_weight=None, float norm_eps=1e-05, int first_live_slot=1) -> ()");
+  m.def(
+      "fused_kda_decode(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) conv_state, Tensor raw_g, Tensor "
+      "raw_beta, Tensor A_log, Tensor dt_bias, Tensor state_indices, Tensor(b!) state, Tensor(c!) out, "
+      "float? lower_bound=None, Tensor? output_gate=None, Tensor? norm_weight=None, float norm_eps=1e-05, "
+      "int first_live_slot=1) -> ()");
 }
 STABLE_TORCH_LIBRARY_IMPL(kdagen, CPU, m) { m.impl("fused_kda_decode", TORCH_BOX(&kdagen::fused_kda_decode)); }
 STABLE_TORCH_LIBRARY_IMPL(kdagen, CUDA, m) { m.impl("fused_kda_decode", TORCH_BOX(&kdagen::fused_kda_decode)); }

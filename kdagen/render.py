@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +121,7 @@ def render_binding(variants: Sequence[Variant], folder: Path | None = None) -> d
         "spec": variants[0].spec,
         "variants": variants,
         "targets": TARGETS,
-        "schema": abi.OP_SCHEMA,
+        "schema_lines": re.findall(r".{1,100}(?: |$)", abi.OP_SCHEMA),
     }
     texts = {name: _render_one(environment, f"binding/{name}.j2", context, f"file {name}") for name in BINDING}
     for target in TARGETS:

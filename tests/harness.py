@@ -72,7 +72,7 @@ def copied(arguments: Arguments) -> Arguments:
     """The same call on copies of its tensors, with their strides."""
     return {
         name: (
-            torch.empty_strided(value.size(), value.stride(), dtype=value.dtype).copy_(value)
+            torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device).copy_(value)
             if isinstance(value, torch.Tensor)
             else value
         )
