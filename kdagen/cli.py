@@ -30,6 +30,7 @@ examples:
   kdagen build --heads 20 --out DIR  render a head count that is not in the table
   kdagen build --arch gfx942         with a ROCm build of torch: also compile the torch op
   kdagen build --code-objects DIR    without one: compile the device code alone
+  kdagen bench --heads 12            time per layer on the GPU that is here
   kdagen doctor                      which compilers are here, and what to install"""
 
 
@@ -72,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     build.add_argument(
         "--heads",
-        type=_heads,
+        type=_counts,
         metavar="N[,N...]",
         help="render these head counts alone, in the table or not; needs --out",
     )
@@ -104,12 +105,24 @@ def _parser() -> argparse.ArgumentParser:
         "null rows, strides, hostile values) and compare it with the fp64 oracle. Exit 1 on any failure, with "
         "the first failing case as a command that reproduces it alone.",
     )
-    verify.add_argument("--heads", type=_heads, metavar="N[,N...]", help="these head counts only, in the table or not")
+    verify.add_argument("--heads", type=_counts, metavar="N[,N...]", help="these head counts only, in the table or not")
     verify.add_argument("--quick", action="store_true", help="a short matrix: every feature once")
     verify.add_argument("--case", metavar="TOKEN", help="this one case, as a failure prints it")
     verify.add_argument("--source", type=Path, metavar="FILE", help="a source to run in place of the rendered text")
     verify.add_argument("--json", type=Path, metavar="FILE", help="also write the results as JSON")
     verify.set_defaults(run=_verify)
+
+    bench = commands.add_parser(
+        "bench",
+        help="time per layer on the GPU that is here, beside the best in-place kernel on the same bytes",
+        description="Time the op under graph replay over a ring of layers whose state does not fit the last-level "
+        "cache, and in the same run the best in-place kernel on the same bytes (the limit), a copy, and a warm state.",
+    )
+    bench.add_argument("--heads", type=_counts, metavar="N[,N...]", help="local head counts (default: 12,24,48,96)")
+    bench.add_argument("--rows", type=_counts, metavar="B[,B...]", help="batch sizes (default: 1,2,4,...,256)")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="also write every timing with device and versions")
+    bench.add_argument("--plot", type=Path, metavar="FILE", help="also draw time and share of the limit as PNG")
+    bench.set_defaults(run=_bench)
 
     doctor = commands.add_parser(
         "doctor",
@@ -120,11 +133,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _heads(text: str) -> tuple[int, ...]:
+def _counts(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected head counts such as 12 or 12,24, got {text!r}") from None
+        raise argparse.ArgumentTypeError(f"expected counts such as 12 or 12,24, got {text!r}") from None
 
 
 def _archs(text: str) -> tuple[str, ...]:
@@ -232,6 +245,15 @@ def _verify(arguments: argparse.Namespace) -> int:
         source=arguments.source,
         json_path=arguments.json,
     )
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from kdagen import bench
+
+    heads, rows = arguments.heads or bench.DEFAULT_HEADS, arguments.rows or bench.DEFAULT_ROWS
+    if min(rows) < 1:
+        raise SpecError(f"--rows: expected batch sizes of 1 or more, got {min(rows)}")
+    return bench.main_report(heads, rows, arguments.json, arguments.plot)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

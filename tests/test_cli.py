@@ -57,7 +57,7 @@ def test_a_word_in_place_of_a_head_count_is_refused(capsys):
     with pytest.raises(SystemExit) as raised:
         main(["verify", "--heads", "twelve"])
     assert raised.value.code == 2
-    assert "expected head counts such as 12 or 12,24, got 'twelve'" in capsys.readouterr().err
+    assert "expected counts such as 12 or 12,24, got 'twelve'" in capsys.readouterr().err
 
 
 def test_list_names_every_variant_with_its_launch_shape(capsys):
@@ -76,7 +76,7 @@ def test_python_m_is_the_same_and_a_closed_pipe_is_no_traceback():
     assert done.stdout.startswith("variant") and done.stderr == ""
 
 
-@pytest.mark.parametrize("command", [[], ["build"], ["list"], ["verify"], ["doctor"]])
+@pytest.mark.parametrize("command", [[], ["build"], ["list"], ["verify"], ["bench"], ["doctor"]])
 def test_help_teaches(capsys, command):
     with pytest.raises(SystemExit) as raised:
         main([*command, "--help"])
