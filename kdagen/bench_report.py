@@ -96,8 +96,9 @@ def table(points: Sequence[Point]) -> str:
             )
         )
     note = (
-        "us: per layer, median of graph replays over a ring of distinct states (cold); limit: the best in-place kernel\n"
-        "on the same state bytes in the same run; copy: a device copy of as many bytes; warm: one state over and over"
+        "us: per layer, median of graph replays over a ring of distinct states (cold);\n"
+        "limit: the best in-place kernel on the same state bytes in the same run;\n"
+        "copy: a device copy of as many bytes; warm: one state over and over"
     )
     return aligned(header, rows, right=range(len(header))) + "\n" + note
 

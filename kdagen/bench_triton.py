@@ -1,15 +1,11 @@
 """The in-place kernel of the bench, in Triton, so that the limit is measured by the same code on every GPU."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def scale_in_place(state: Any, elements: Any, BLOCK: tl.constexpr) -> None:
+@triton.jit
+def scale_in_place(state, elements, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Multiply `elements` fp32 numbers in place by a number that is 1, BLOCK of them per program."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < elements
