@@ -17,7 +17,7 @@
 //             stages/gated_norm.j2
 //             stages/rows.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 43ac558e6ccb7dce9c5ebc87ff3d2b1b0b359bbc4a249fdfcb0b0f79d8cf0040
+// Provenance  sha256 435344b9126c98e08c44b6e4fb556c2245a92495f78075abe2b40b90091eee61
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -102,6 +102,15 @@ constexpr float kQueryScale = 0.08838834764831845f;  // kDim^-0.5
 DEVICE int thread_index() { return threadIdx.x; }
 DEVICE unsigned workgroup_index() { return blockIdx.x; }
 DEVICE int wave_uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
+// The next kernel's workgroups may take their places while this one's run (programmatic dependent launch), but nothing is
+// read before the kernel before has ended: not even weights, which that kernel may have written. Let go after the first
+// barrier, it costs less than at the start, where they crowd this kernel's multiprocessors (H200, 2026-12-01, us a layer
+// at 12 heads x 1, 4, 8, 16, 32, 128 rows: never 4.68 5.70 7.13 10.04 17.53 56.5, at the start 3.87 6.04 7.53 10.71
+// 16.77 55.4, after the barrier 3.93 4.94 6.35 10.42 16.79 55.5).
+DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 DEVICE void workgroup_barrier() { __syncthreads(); }
 
 // The compiler may not move a memory access over this line.
@@ -172,10 +181,16 @@ DEVICE float sum_over_row(float a) {
 }
 
 static int launch(void (*kernel)(KdaDecodeParams), long long workgroups, KdaDecodeParams params, void *stream) {
-  void *arguments[] = {&params};
-  const dim3 grid(static_cast<unsigned>(workgroups)), block(kThreads);
-  return cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, block, arguments, 0,
-                          static_cast<cudaStream_t>(stream));
+  cudaLaunchAttribute dependent = {};
+  dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  dependent.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(workgroups));
+  config.blockDim = dim3(kThreads);
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &dependent;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, params);
 }
 
 // ---- who works on what ----------------------------------------------------------------------------------------------
@@ -473,6 +488,8 @@ KERNEL void kda_decode_h16_cuda(KdaDecodeParams p) {
   work.section = wave_uniform(thread / kPairs);
   work.pair = thread % kPairs;
 
+  wait_for_previous_kernel();
+
   // Ask for what does not depend on the slot, then learn the slot.
   const int slot = p.state_indices[work.row * p.index_stride];
   Conv1dInputs conv;
@@ -505,6 +522,7 @@ KERNEL void kda_decode_h16_cuda(KdaDecodeParams p) {
     shift_window<kConvDs>(window, history, conv.x);
   }
   workgroup_barrier();
+  let_next_kernel_start();
 
   const RowOutputs outputs = delta_rule(lds, slice, address, sigmoid(beta_logit), thread);
   publish_outputs(lds, outputs, thread);

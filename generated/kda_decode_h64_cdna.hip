@@ -17,7 +17,7 @@
 //             stages/gated_norm.j2
 //             stages/rows.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 ede85f83acf190f04c07367a9bad37c707de512a7b5edee78684bef2b49f1e93
+// Provenance  sha256 b7f88c7f9748b5392ae8534b6df454fdd4805ba372efd110681977d0ee8188d4
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -103,6 +103,10 @@ DEVICE int thread_index() { return __builtin_amdgcn_workitem_id_x(); }
 DEVICE unsigned workgroup_index() { return __builtin_amdgcn_workgroup_id_x(); }
 // Promises that the whole wave holds the same value, which makes branches on it scalar.
 DEVICE int wave_uniform(int value) { return __builtin_amdgcn_readfirstlane(value); }
+
+// A kernel starts when the one before it has ended.
+DEVICE void let_next_kernel_start() {}
+DEVICE void wait_for_previous_kernel() {}
 
 // LDS written before the barrier is seen by the whole workgroup after it; global memory is not waited for.
 DEVICE void workgroup_barrier() {
@@ -476,6 +480,8 @@ KERNEL void kda_decode_h64_cdna(KdaDecodeParams p) {
   work.section = wave_uniform(thread / kPairs);
   work.pair = thread % kPairs;
 
+  wait_for_previous_kernel();
+
   // Ask for what does not depend on the slot, then learn the slot.
   const int slot = p.state_indices[work.row * p.index_stride];
   Conv1dInputs conv;
@@ -508,6 +514,7 @@ KERNEL void kda_decode_h64_cdna(KdaDecodeParams p) {
     shift_window<kConvDs>(window, history, conv.x);
   }
   workgroup_barrier();
+  let_next_kernel_start();
 
   const RowOutputs outputs = delta_rule(lds, slice, address, sigmoid(beta_logit), thread);
   publish_outputs(lds, outputs, thread);

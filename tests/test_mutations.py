@@ -15,7 +15,7 @@ TEXT = render(VARIANT)
 WRONG_RESULT = ("wrong state", "wrong output")
 
 BARRIER = "  workgroup_barrier();\n"
-FIRST_BARRIER = BARRIER + "\n  const RowOutputs outputs"
+FIRST_BARRIER = BARRIER + "  let_next_kernel_start();\n"
 SECOND_BARRIER = "publish_outputs(lds, outputs, thread);\n" + BARRIER
 
 MUTATIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
