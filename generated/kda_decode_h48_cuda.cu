@@ -17,7 +17,7 @@
 //             stages/gated_norm.j2
 //             stages/rows.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 429b67da4fd6d0482ec2cd0837b6ac1b932f78aa264781f020f994cfed36072a
+// Provenance  sha256 a4a86e36de1139c428fb35595088690f258e2571369d83e7f3d8a470068ca86a
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -105,9 +105,9 @@ DEVICE int wave_uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); 
 
 // The next kernel's workgroups may take their places while this one's run (programmatic dependent launch), but nothing
 // is read before the kernel before has ended: not even weights, which that kernel may have written. Let go after the
-// first barrier, it costs less than at the start, where they crowd this kernel's multiprocessors. H200, 2026-12-01, us a
-// layer at 12 heads x 1, 4, 8, 16, 32, 128 rows: never 4.68 5.70 7.13 10.04 17.53 56.5, at the start 3.87 6.04 7.53 10.71
-// 16.77 55.4, after the barrier 3.93 4.94 6.35 10.42 16.79 55.5.
+// first barrier, it costs less than at the start, where they crowd this kernel's multiprocessors.
+// H200, 2026-12-01, us a layer at 12 heads x 1, 4, 8, 16, 32, 128 rows: never 4.68 5.70 7.13 10.04 17.53 56.5,
+// at the start 3.87 6.04 7.53 10.71 16.77 55.4, after the barrier 3.93 4.94 6.35 10.42 16.79 55.5.
 DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
