@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
-def scale_in_place(state, elements, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def scale_in_place(state, elements, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def, unused-ignore]
     """Multiply `elements` fp32 numbers in place by a number that is 1, BLOCK of them per program."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < elements

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kdagen import verify
@@ -136,6 +138,11 @@ def verify_text(text: str, name: str) -> verify.CaseResult | None:
     cases = sorted(matrix(VARIANT.spec.num_heads, quick=False), key=lambda case: case.strides.value == "far")
     failures = verify.verify_variant(VARIANT, cases, source=text, stop_at_first=True).failures
     return failures[0] if failures else None
+
+
+def test_the_readme_counts_them():
+    readme = Path(__file__).parents[1] / "README.md"
+    assert f"{len(MUTATIONS)} mutations of a generated source" in readme.read_text(encoding="utf-8")
 
 
 def test_the_text_without_a_mutation_passes():
