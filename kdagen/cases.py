@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from kdagen import grading
 from kdagen.errors import SpecError
 from kdagen.spec import INSTANCES, ConvLayout, Gate, OutputNorm
 
@@ -45,20 +44,6 @@ class Values(enum.Enum):
     UNIT = "unit"
     TINY = "tiny"
     HOSTILE = "hostile"
-
-
-@dataclass(frozen=True)
-class Tolerances:
-    """What a case may be off by; see kdagen.grading for the reasons."""
-
-    state: float = grading.STATE_TOLERANCE
-    output_ulps: float = grading.OUTPUT_TOLERANCE_ULPS
-    misrounded: float = grading.MISROUNDED_SHARE
-
-
-HOSTILE = Tolerances(state=2e-5, output_ulps=2.0, misrounded=1.0)
-"""At hostile values the argument of an exp passes 100, whose fp32 rounding alone (100 * 6e-8) is above the unit bound,
-and sums of large terms cancel, so that a rounding boundary is crossed more often."""
 
 
 @dataclass(frozen=True)
@@ -145,10 +130,6 @@ class Case:
         """The rows that name a live slot, and those slots."""
         rows = [(r, s) for r, s in enumerate(self.indices()) if self.first_live_slot <= s < self.slots]
         return [row for row, _ in rows], [slot for _, slot in rows]
-
-    def tolerances(self) -> Tolerances:
-        """What this case may be off by."""
-        return HOSTILE if self.values is Values.HOSTILE else Tolerances()
 
     def emulator_settings(self) -> dict[str, Any]:
         """Settings of the emulator that the seed chooses: the order of lanes and the errors of the hardware's math."""

@@ -10,7 +10,7 @@ import torch
 from kdagen.bf16 import rounded_to_bf16
 
 STATE_TOLERANCE = 2e-6
-"""Largest error of a head's state over the largest element of that state, at unit-scale inputs. fp32 arithmetic of some
+"""Largest error of a head's state over the largest element of that state. fp32 arithmetic of some
 ten roundings and hardware functions of 1 ulp (6e-8 each) stays below it; a bf16 rounding anywhere (4e-3) does not."""
 
 OUTPUT_TOLERANCE_ULPS = 1.0

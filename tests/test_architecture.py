@@ -25,7 +25,7 @@ ALLOWED = {
     "bf16": set(),
     "grading": {"bf16"},
     "reference": {"bf16", "errors"},
-    "cases": {"errors", "spec", "grading"},
+    "cases": {"errors", "spec"},
     "dispatch": {"errors", "paths", "spec", "op"},
     "staged": {"errors", "spec"},
     "weights": {"errors", "spec", "staged"},

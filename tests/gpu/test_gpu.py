@@ -64,10 +64,9 @@ def test_the_emulators_matrix(case):
     snapshot = grading.Snapshot(call)
     out = kdagen.fused_kda_decode(**call)
     rows, slots = case.live()
-    tolerances = case.tolerances()
-    assert grading.state_error(call["state"][slots].cpu(), expected.state[rows]) <= tolerances.state
-    assert grading.output_ulps(out.cpu(), expected.out) <= tolerances.output_ulps
-    assert grading.misrounded_share(out.cpu(), expected.out) <= tolerances.misrounded
+    assert grading.state_error(call["state"][slots].cpu(), expected.state[rows]) <= grading.STATE_TOLERANCE
+    assert grading.output_ulps(out.cpu(), expected.out) <= grading.OUTPUT_TOLERANCE_ULPS
+    assert grading.misrounded_share(out.cpu(), expected.out) <= grading.MISROUNDED_SHARE
     assert grading.differing_words(call["conv_state"][slots].cpu(), expected.conv_state[rows]) == 0
     assert snapshot.stray_bytes(slots) == 0
     null = [row for row in range(case.rows) if row not in rows]
