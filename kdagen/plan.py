@@ -70,11 +70,6 @@ class Plan:
     max_vgprs: int
     min_waves_per_simd: int
 
-    @property
-    def row_groups(self) -> int:
-        """Groups of lanes in a workgroup that hold a row each at one time."""
-        return self.threads // self.lanes_per_row
-
     def __str__(self) -> str:
         return (
             f"{self.threads} threads, {self.waves} waves, {self.lanes_per_row} lanes a row, "

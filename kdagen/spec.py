@@ -106,19 +106,9 @@ class KernelSpec:
         return f"kda_decode_h{self.num_heads}"
 
     @property
-    def channels(self) -> int:
-        """Channels of one of q, k, v: num_heads * head_dim."""
-        return self.num_heads * self.head_dim
-
-    @property
     def state_bytes(self) -> int:
         """Bytes of one head's state slice, read once and written once per row."""
         return self.head_dim * self.head_dim * self.state_dtype.bytes
-
-    @property
-    def history_taps(self) -> int:
-        """Taps kept in the conv state: conv_width - 1."""
-        return self.conv_width - 1
 
 
 @dataclass(frozen=True)

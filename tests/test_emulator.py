@@ -48,7 +48,7 @@ def launch(body: str, values: torch.Tensor | None = None, *, workgroups=1, threa
     """Run `body` as a kernel over `in` (read) and `out` (256 floats, -1); returns the report and `out`."""
     text = f"{PRELUDE}\n#define WORKGROUPS {workgroups}\n#define THREADS {threads}\n"
     text += f"__global__ void kernel(KdaDecodeParams p) {{\n{body}\n}}\n{LAUNCHER}"
-    kernel = emulator.compile_source(text, lds_bytes=lds_bytes, params=Params)
+    kernel = emulator.compile_source(text, lds_bytes=lds_bytes)
     source = torch.arange(256, dtype=torch.float32) if values is None else values
     out = torch.full((256,), -1.0)
     params = Params(source.data_ptr(), out.data_ptr(), n)
@@ -293,16 +293,14 @@ def test_a_source_that_does_not_compile_says_command_line_and_log():
 
 
 def test_a_missing_launcher_is_named():
-    kernel = emulator.compile_source(
-        f"{PRELUDE}__global__ void kernel(KdaDecodeParams) {{}}", lds_bytes=0, params=Params
-    )
+    kernel = emulator.compile_source(f"{PRELUDE}__global__ void kernel(KdaDecodeParams) {{}}", lds_bytes=0)
     with pytest.raises(EmulatorError, match="symbol: expected an extern \"C\" launcher of the source, got 'run'"):
         kernel.launch("run", Params(), [])
 
 
 def test_overlapping_outputs_are_refused():
     text = PRELUDE + 'extern "C" __attribute__((visibility("default"))) int run(const void *, void *) { return 0; }'
-    kernel = emulator.compile_source(text, lds_bytes=0, params=Params)
+    kernel = emulator.compile_source(text, lds_bytes=0)
     tensor = torch.zeros(8)
     intervals = [Interval.of("a", tensor, writable=True), Interval.of("b", tensor[4:], writable=False)]
     with pytest.raises(EmulatorError, match="intervals: expected a and b apart, got an overlap"):

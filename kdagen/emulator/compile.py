@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 import os
@@ -11,7 +10,6 @@ import tempfile
 from pathlib import Path
 
 from kdagen import toolchain
-from kdagen.abi import KdaDecodeParams
 from kdagen.emulator.launch import EmulatedKernel
 from kdagen.paths import cache_dir
 
@@ -35,15 +33,12 @@ extern "C" __attribute__((visibility("hidden"), no_sanitize("thread"))) void kda
 """
 
 
-def compile_source(
-    source: Path | str, *, lds_bytes: int, params: type[ctypes.Structure] = KdaDecodeParams
-) -> EmulatedKernel:
+def compile_source(source: Path | str, *, lds_bytes: int) -> EmulatedKernel:
     """Compile a generated source for the emulator, or take it from the cache.
 
     Args:
         source: a file, compiled as it is; or source text.
         lds_bytes: LDS that the kernel may use; an access past it is a fault.
-        params: the launch parameters as ctypes, laid out as the source's own struct KdaDecodeParams.
 
     Raises:
         ToolchainError: no C++ compiler is found.
@@ -73,7 +68,7 @@ def compile_source(
                 [*compiler.command, "-shared", str(built), str(runtime), "-o", str(linked)], library.with_suffix(".log")
             )
             os.replace(linked, library)
-    return EmulatedKernel(library, runtime, lds_bytes, params)
+    return EmulatedKernel(library, runtime, lds_bytes)
 
 
 def _runtime(compiler: toolchain.Compiler) -> Path:

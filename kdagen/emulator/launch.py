@@ -128,11 +128,10 @@ _MATH = {"exact": 0, "low": 1, "high": 2, "random": 3}
 class EmulatedKernel:
     """A generated source compiled for the emulator."""
 
-    def __init__(self, library: Path, runtime: Path, lds_bytes: int, params: type[ctypes.Structure]) -> None:
+    def __init__(self, library: Path, runtime: Path, lds_bytes: int) -> None:
         self._runtime = ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
         self._library = ctypes.CDLL(str(library))
         self._lds_bytes = lds_bytes
-        self._params = params
 
     def launch(
         self,
@@ -141,7 +140,7 @@ class EmulatedKernel:
         intervals: Iterable[Interval],
         options: EmulatorOptions = DEFAULT_OPTIONS,
     ) -> LaunchReport:
-        """Call the extern "C" launcher `symbol` of the source with its parameters.
+        """Call the extern "C" launcher `symbol` of the source; `params` is laid out as its own KdaDecodeParams.
 
         Raises:
             EmulatorError: the source has no such launcher, the options are wrong or intervals overlap.
