@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import glob
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from kdagen.target import TARGETS
 
 @dataclass(frozen=True)
 class Finding:
-    """One tool for one purpose. `problem` is None if it works; `needed` marks what rendering and verifying need."""
+    """One tool for one purpose. `problem` is None if it works; `needed` marks what rendering and verifying lack."""
 
     tool: str
     purpose: str
@@ -33,8 +33,16 @@ class Finding:
     remedy: str
     needed: bool = False
 
+    @property
+    def state(self) -> str:
+        """`ok`, `missing` or `failed`."""
+        return "ok" if self.problem is None else "missing" if self.problem == _NOT_FOUND else "failed"
 
-def diagnose() -> list[Finding]:
+
+_NOT_FOUND = "not found"
+
+
+def diagnose() -> tuple[Finding, ...]:
     """Try every tool; takes a few seconds, in parallel."""
     archs = {target.compiler: list(target.archs) for target in TARGETS}
     checks: list[Callable[[], list[Finding]]] = [
@@ -43,20 +51,20 @@ def diagnose() -> list[Finding]:
         lambda: _compilers("hip", archs["hip"], toolchain.INSTALL_HIP),
         lambda: _compilers("cuda", archs["cuda"], toolchain.INSTALL_NVCC),
         *(lambda name=name: [_llvm_tool(name)] for name in ("llvm-objdump", "llvm-mca", "clang-offload-bundler")),
-        lambda: [_ninja()],
+        lambda: [_ninja(), _code_object_readers()],
     ]
     with ThreadPoolExecutor() as pool:
-        return [finding for findings in pool.map(lambda check: check(), checks) for finding in findings]
+        return tuple(finding for findings in pool.map(lambda check: check(), checks) for finding in findings)
 
 
 def _compilers(kind: str, archs: list[str], remedy: str, *, needed: bool = False) -> list[Finding]:
-    names = {"hip": "HIP compiler", "cuda": "CUDA compiler", "host": "C++ compiler"}
+    name = toolchain.NAMES[kind]
     found = toolchain.candidates(kind)
     if not found:
-        return [Finding(names[kind], ", ".join(archs), "-", "-", "not found", remedy, needed)]
+        return [Finding(name, ", ".join(archs), "-", "-", _NOT_FOUND, remedy, needed)]
     with ThreadPoolExecutor() as pool:
         findings = [
-            Finding(names[kind], arch, compiler.path, _short(compiler.version), problem, remedy)
+            Finding(name, arch, compiler.path, _short(compiler.version), problem, remedy)
             for compiler in found
             for arch, problem in zip(archs, pool.map(lambda a, c=compiler: toolchain.probe(c, a), archs), strict=True)
         ]
@@ -75,15 +83,32 @@ def _llvm_tool(name: str) -> Finding:
     try:
         path = toolchain.find_tool(name)
     except ToolchainError:
-        return Finding(name, purpose, "-", "-", "not found", toolchain.INSTALL_HIP)
-    return Finding(name, purpose, path, _short(toolchain._version(path)), None, toolchain.INSTALL_HIP)
+        return Finding(name, purpose, "-", "-", _NOT_FOUND, toolchain.INSTALL_HIP)
+    return Finding(name, purpose, path, _short(toolchain.version(path)), None, toolchain.INSTALL_HIP)
 
 
 def _ninja() -> Finding:
-    path = shutil.which("ninja") or "-"
-    version = _short(toolchain._version(path)) if path != "-" else "-"
-    problem = None if path != "-" else "not found"
-    return Finding("ninja", "building the op", path, version, problem, "pip install ninja")
+    path = shutil.which("ninja")
+    if path is None:
+        with contextlib.suppress(ImportError):
+            import ninja
+
+            path = shutil.which("ninja", path=ninja.BIN_DIR)  # the package's folder need not be on PATH
+    if path is None:
+        return Finding("ninja", "building the op", "-", "-", _NOT_FOUND, "pip install ninja")
+    return Finding("ninja", "building the op", path, _short(toolchain.version(path)), None, "pip install ninja")
+
+
+def _code_object_readers() -> Finding:
+    """What kdagen.isa reads code objects with."""
+    remedy = "pip install 'kdagen[inspect]'"
+    name, purpose = "pyelftools, msgpack", "reading machine code"
+    packages = {"pyelftools": "elftools", "msgpack": "msgpack"}
+    lacking = [package for package, module in packages.items() if importlib.util.find_spec(module) is None]
+    if lacking:
+        return Finding(name, purpose, "-", "-", _NOT_FOUND, remedy)
+    versions = ", ".join(importlib.metadata.version(package) for package in packages)
+    return Finding(name, purpose, "-", versions, None, remedy)
 
 
 def _torch() -> list[Finding]:
@@ -91,7 +116,7 @@ def _torch() -> list[Finding]:
     remedy = "pip install torch"
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        return [Finding("torch", "oracle and op", "-", "-", "not found", remedy, needed=True)]
+        return [Finding("torch", "oracle and op", "-", "-", _NOT_FOUND, remedy, needed=True)]
     version = importlib.metadata.version("torch")
     return [Finding("torch", f"oracle and op, {_torch_build(Path(spec.origin))}", spec.origin, version, None, remedy)]
 
@@ -105,19 +130,13 @@ def _torch_build(init: Path) -> str:
     return "CPU build"
 
 
-def traps(findings: list[Finding]) -> list[str]:
+def traps(findings: Sequence[Finding]) -> list[str]:
     """Warnings about what would go wrong later on this machine, one sentence each."""
-    warnings = []
-    by_tool = {tool: [f for f in findings if f.tool == tool] for tool in {f.tool for f in findings}}
-    works = [f for f in by_tool.get("HIP compiler", []) if f.problem is None]
-    for finding in by_tool.get("HIP compiler", []):
-        if finding.path.endswith("hipcc") and finding.problem is not None:
-            warnings.append(f"{finding.path} is found and cannot compile for {finding.purpose}: its clang is too old")
-    hipcc, nvcc = shutil.which("hipcc"), shutil.which("nvcc")
-    if hipcc and nvcc and os.environ.get("HIP_PLATFORM") != "amd":
-        warnings.append(f"hipcc compiles for NVIDIA because {nvcc} is on PATH; set HIP_PLATFORM=amd")
-    bundler = by_tool.get("clang-offload-bundler", [])
-    if works and any(f.problem for f in bundler):
+    hip = [f for f in findings if f.tool == toolchain.NAMES["hip"]]
+    able = {f.purpose for f in hip if f.problem is None}
+    warnings = [wrong for kind in toolchain.CHOICES if (wrong := toolchain.missing_choice(kind)) is not None]
+    warnings += _hipcc_traps([f for f in hip if Path(f.path).name == "hipcc"])
+    if able and any(f.tool == "clang-offload-bundler" and f.problem for f in findings):
         warnings.append(
             "clang-offload-bundler is missing: linking will fail with `posix_spawn failed`; "
             "on Debian: apt-get install clang-tools-22"
@@ -126,12 +145,13 @@ def traps(findings: list[Finding]) -> list[str]:
         root = os.environ.get(variable)
         if root and not Path(root, "bin", "hipcc").is_file():
             warnings.append(f"{variable} is {root}, which has no bin/hipcc")
-    able = {f.purpose for f in works}
     for arch in re.split(r"[;, ]+", os.environ.get("PYTORCH_ROCM_ARCH", "")):
         if arch and arch.split(":")[0] not in able:
             warnings.append(f"PYTORCH_ROCM_ARCH names {arch}, which no HIP compiler here compiles for")
-    if any(f.tool == "torch" and "ROCm" not in f.purpose and f.problem is None for f in findings):
-        warnings.append("torch is not a ROCm build: GPU kernels are rendered and checked here, but not loaded")
+    for build in (f.purpose.rpartition(", ")[2] for f in findings if f.tool == "torch" and f.problem is None):
+        if "ROCm" not in build:
+            kernels = "AMD kernels" if "CUDA" in build else "GPU kernels"
+            warnings.append(f"torch is a {build}: {kernels} are rendered and checked here, but not loaded")
     headers = _hip_header_version()
     if headers is not None and headers < (6, 0):
         warnings.append(
@@ -141,40 +161,60 @@ def traps(findings: list[Finding]) -> list[str]:
     return warnings
 
 
+def _hipcc_traps(findings: Sequence[Finding]) -> Iterator[str]:
+    nvcc = shutil.which("nvcc")
+    for path in dict.fromkeys(f.path for f in findings):
+        able = [f.purpose for f in findings if f.path == path and f.problem is None]
+        unable = [f.purpose for f in findings if f.path == path and f.problem is not None]
+        if unable and not able and nvcc and os.environ.get("HIP_PLATFORM") != "amd":
+            yield f"{path} compiles for NVIDIA because {nvcc} is on PATH; set HIP_PLATFORM=amd"
+        elif unable:
+            yield (
+                f"{path} does not compile for {', '.join(unable)}: it is tied to the clang that it came with, "
+                "and building the op takes hipcc"
+            )
+
+
 def _hip_header_version() -> tuple[int, int] | None:
-    for path in (*glob.glob("/opt/rocm/include/hip/hip_version.h"), "/usr/include/hip/hip_version.h"):
-        if Path(path).is_file():
-            text = Path(path).read_text(encoding="utf-8")
+    for root in (*toolchain.rocm_roots(), toolchain.SYSTEM_ROOT):
+        path = Path(root, "include", "hip", "hip_version.h")
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
             numbers = [re.search(rf"#define HIP_VERSION_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR")]
             if numbers[0] and numbers[1]:
                 return int(numbers[0][1]), int(numbers[1][1])
     return None
 
 
+def render(findings: Sequence[Finding], *, color: bool) -> str:
+    """The table of findings, what to install for those that fail, the traps, and whether verifying works here."""
+    table = aligned(
+        ("tool", "for", "state", "version", "path"),
+        [(f.tool, f.purpose, f.state, f.version, f.path) for f in findings],
+    )
+    if color:
+        paint = {"ok": "\033[32m", "missing": "\033[33m", "failed": "\033[31m"}
+        # The first such word between two gaps is the state: a path may hold the same word.
+        states = re.compile(r"^(.*?  )(ok|missing|failed)(?=  )", re.MULTILINE)
+        table = states.sub(lambda match: f"{match[1]}{paint[match[2]]}{match[2]}\033[0m", table)
+    broken = [f for f in findings if f.problem is not None]
+    paragraphs = [table, *(f"{f.tool} for {f.purpose}: {f.problem}\n  {f.remedy}" for f in broken)]
+    paragraphs += [f"warning: {warning}" for warning in traps(findings)]
+    works = not any(f.needed for f in broken)
+    paragraphs.append(
+        "Rendering and `kdagen verify` work here."
+        if works
+        else "Rendering and `kdagen verify` will not work here yet: see above."
+    )
+    return "\n\n".join(paragraphs)
+
+
 def main_report(stream: TextIO) -> int:
-    """Print the table, what to install and the warnings; 0 if rendering and `kdagen verify` will work, else 1."""
+    """Print the report; 0 if rendering and `kdagen verify` will work, else 1."""
     if sys.stderr.isatty():
         print("trying every compiler on a small kernel ...", end="\r", file=sys.stderr, flush=True)
     findings = diagnose()
     if sys.stderr.isatty():
         print("\033[K", end="", file=sys.stderr)
-    rows = [(f.tool, f.purpose, "ok" if f.problem is None else "FAILED", f.version, f.path) for f in findings]
-    table = aligned(("tool", "for", "state", "version", "path"), rows)
-    if stream.isatty() and not os.environ.get("NO_COLOR"):
-        table = re.sub(r"\bok\b", "\033[32mok\033[0m", table).replace("FAILED", "\033[31mFAILED\033[0m")
-    print(table, file=stream)
-    broken = [f for f in findings if f.problem is not None]
-    for finding in broken:
-        print(f"\n{finding.tool} for {finding.purpose}: {finding.problem}\n  {finding.remedy}", file=stream)
-    for warning in traps(findings):
-        print(f"\nwarning: {warning}", file=stream)
-    unmet = [f for f in broken if f.needed]
-    print(
-        (
-            "\nRendering and `kdagen verify` will not work here yet: see above."
-            if unmet
-            else "\nRendering and `kdagen verify` work here."
-        ),
-        file=stream,
-    )
-    return 1 if unmet else 0
+    print(render(findings, color=stream.isatty() and not os.environ.get("NO_COLOR")), file=stream)
+    return 1 if any(f.needed and f.problem is not None for f in findings) else 0

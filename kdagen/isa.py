@@ -13,7 +13,10 @@ from kdagen.toolchain import find_tool
 
 @dataclass(frozen=True)
 class KernelMetadata:
-    """What the code object says of one kernel (AMDGPU metadata, code object V5); registers per lane, sizes in bytes."""
+    """What the code object says of one kernel (AMDGPU metadata, code object V5); registers per lane, sizes in bytes.
+
+    `vgprs` is the whole of the one register file: the `agprs` (accumulator registers) are counted in it.
+    """
 
     name: str
     vgprs: int
@@ -80,21 +83,27 @@ def offload_archs(library: Path) -> tuple[str, ...]:
     size, name length (all 8 bytes, little endian) and name (LLVM, "Clang Offload Bundler").
 
     Raises:
-        ToolchainError: the file has no such section, or pyelftools is not installed.
+        ToolchainError: the file has no such section or no bundle in it, or pyelftools is not installed.
     """
     try:
+        from elftools.common.exceptions import ELFError
         from elftools.elf.elffile import ELFFile
     except ImportError as error:
         raise ToolchainError(
             f"expected pyelftools to read a library, got: {error}; pip install 'kdagen[inspect]'"
         ) from error
     with library.open("rb") as file:
-        section = ELFFile(file).get_section_by_name(".hip_fatbin")
+        try:
+            section = ELFFile(file).get_section_by_name(".hip_fatbin")
+        except ELFError as error:
+            raise ToolchainError(f"{library}: expected a HIP library, got a file that is not ELF") from error
         if section is None:
             raise ToolchainError(f"{library}: expected a HIP library, got one without .hip_fatbin")
         data: bytes = section.data()
     archs = set()
     start = data.find(_BUNDLE_MAGIC)
+    if start < 0:  # --offload-compress
+        raise ToolchainError(f"{library}: expected plain offload bundles in .hip_fatbin, got none; is it compressed?")
     while start >= 0:
         position = start + len(_BUNDLE_MAGIC)
         entries = int.from_bytes(data[position : position + 8], "little")
@@ -113,7 +122,7 @@ def disassemble(code_object: Path) -> dict[str, tuple[str, ...]]:
     """The instructions of every function of an AMDGPU code object by its symbol, as `mnemonic operands`."""
     objdump = find_tool("llvm-objdump")
     command = [objdump, "-d", "--no-show-raw-insn", "--no-leading-addr", str(code_object)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     if done.returncode != 0:
         raise ToolchainError(f"expected {objdump} to read {code_object}, got: {done.stderr.strip()}")
     functions: dict[str, list[str]] = {}

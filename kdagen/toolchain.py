@@ -23,7 +23,13 @@ INSTALL_NVCC = (
     "or the CUDA toolkit of your system"
 )
 INSTALL_CXX = "on Debian: apt-get install g++"
+NAMES = {"hip": "HIP compiler", "cuda": "CUDA compiler", "host": "C++ compiler"}
 PROBE_SECONDS = 60
+CHOICES = {"hip": "HIPCXX", "cuda": "CUDACXX", "host": "CXX"}
+"""Variables by which a user names the compiler of a kind, as CMake reads them."""
+ROCM_DEFAULT = "/opt/rocm"
+CUDA_DEFAULT = "/usr/local/cuda"
+SYSTEM_ROOT = "/usr"
 
 _HIP_PROBE = """\
 #include <hip/hip_runtime_api.h>
@@ -60,50 +66,58 @@ def candidates(kind: str) -> list[Compiler]:
     """The compilers of a kind that are on this machine, the one to prefer first; none of them is tried yet."""
     find = {"hip": _hip_commands, "cuda": _cuda_commands, "host": _host_commands}[kind]
     found: dict[str, Compiler] = {}
-    for command in find():
+    for command in (*filter(None, [_chosen(kind)]), *find()):
         path = shutil.which(command[0])
         if path is not None and os.path.realpath(path) not in found:
-            compiler = Compiler(kind, (path, *command[1:]), _version(path))
+            compiler = Compiler(kind, (path, *command[1:]), version(path))
             found[os.path.realpath(path)] = compiler
     return list(found.values())
 
 
+def missing_choice(kind: str) -> str | None:
+    """What is wrong if the user's variable names a compiler that is not here; None if it is, or is not set."""
+    chosen = _chosen(kind)
+    if not chosen or shutil.which(chosen[0]) is not None:
+        return None
+    return f"{CHOICES[kind]}: expected a {NAMES[kind]}, got {shlex.join(chosen)!r}, which is not found"
+
+
+def _chosen(kind: str) -> tuple[str, ...]:
+    return tuple(shlex.split(os.environ.get(CHOICES[kind], "")))
+
+
+def rocm_roots() -> list[str]:
+    """Where a ROCm installation may be, the user's choice first."""
+    return [root for root in (os.environ.get("ROCM_HOME"), os.environ.get("ROCM_PATH"), ROCM_DEFAULT) if root]
+
+
 def _hip_commands() -> Iterator[tuple[str, ...]]:
-    chosen = os.environ.get("HIPCXX")
-    if chosen:
-        yield tuple(shlex.split(chosen))
-    roots = [os.environ.get(name) for name in ("ROCM_HOME", "ROCM_PATH")]
-    for root in [root for root in (*roots, "/opt/rocm") if root]:
+    for root in rocm_roots():
         yield (f"{root}/bin/hipcc",)
         yield (f"{root}/llvm/bin/clang++", "-x", "hip", f"--rocm-path={root}")
     yield ("hipcc",)
     versioned = [name for folder in os.get_exec_path() for name in glob.glob(f"{folder}/clang++-[0-9]*")]
     for path in sorted(versioned, key=lambda name: -int(re.sub(r".*-(\d+).*", r"\1", name))):
-        yield (path, "-x", "hip", "--rocm-path=/usr")
-    yield ("clang++", "-x", "hip", "--rocm-path=/usr")
+        yield (path, "-x", "hip", f"--rocm-path={SYSTEM_ROOT}")
+    yield ("clang++", "-x", "hip", f"--rocm-path={SYSTEM_ROOT}")
 
 
 def _cuda_commands() -> Iterator[tuple[str, ...]]:
-    chosen = os.environ.get("CUDACXX")
-    if chosen:
-        yield tuple(shlex.split(chosen))
     root = os.environ.get("CUDA_HOME")
     if root:
         yield (f"{root}/bin/nvcc",)
     yield ("nvcc",)
     for path in sorted(glob.glob(f"{sysconfig.get_path('purelib')}/nvidia/cu*/bin/nvcc"), reverse=True):
         yield (path,)
-    yield ("/usr/local/cuda/bin/nvcc",)
+    yield (f"{CUDA_DEFAULT}/bin/nvcc",)
 
 
 def _host_commands() -> Iterator[tuple[str, ...]]:
-    chosen = os.environ.get("CXX")
-    if chosen:
-        yield tuple(shlex.split(chosen))
     yield from (("c++",), ("g++",), ("clang++",))
 
 
-def _version(path: str) -> str:
+def version(path: str) -> str:
+    """The line of `path --version` that has the release in it, or "unknown"."""
     lines = [line.strip() for line in version_text(path).splitlines() if re.search(r"\d+\.\d+", line)]
     release = [line for line in lines if "release" in line]
     return (release or lines or ["unknown"])[0]
@@ -112,10 +126,16 @@ def _version(path: str) -> str:
 def version_text(path: str) -> str:
     """All that `path --version` prints, or nothing."""
     try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+        return _call([path, "--version"], PROBE_SECONDS).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout
+
+
+def _call(command: Sequence[str], seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+    # A compiler may quote a source or a path in any encoding.
+    return subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="replace", timeout=seconds, check=False
+    )
 
 
 def probe(compiler: Compiler, arch: str) -> str | None:
@@ -128,7 +148,7 @@ def probe(compiler: Compiler, arch: str) -> str | None:
         source.write_text(text)
         command = compile_command(compiler, arch, source, output)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+            done = _call(command, PROBE_SECONDS)
         except subprocess.TimeoutExpired:
             return f"no answer in {PROBE_SECONDS} s"
         except OSError as error:
@@ -148,8 +168,11 @@ def find_compiler(kind: str, archs: Sequence[str]) -> Compiler:
     """The first compiler of a kind that compiles a kernel for all of `archs`.
 
     Raises:
-        ToolchainError: none does; the message lists what was tried, and what to install.
+        ToolchainError: none does; the message lists what was tried, and what to install. Or the user's variable names
+            one that is not here.
     """
+    if (wrong := missing_choice(kind)) is not None:
+        raise ToolchainError(wrong)
     tried = []
     for compiler in candidates(kind):
         failures = {arch: why for arch in archs if (why := probe(compiler, arch)) is not None}
@@ -159,7 +182,7 @@ def find_compiler(kind: str, archs: Sequence[str]) -> Compiler:
         tried.append(f"{compiler.path} ({arch}: {why})")
     install = {"hip": INSTALL_HIP, "cuda": INSTALL_NVCC, "host": INSTALL_CXX}[kind]
     raise ToolchainError(
-        f"expected a {kind} compiler for {', '.join(archs)}, found none; "
+        f"expected a {NAMES[kind]} for {', '.join(archs)}, found none; "
         f"tried {'; '.join(tried) if tried else 'nothing, none is here'}; {install}"
     )
 
@@ -190,10 +213,9 @@ def host_compiler() -> Compiler:
     Raises:
         ToolchainError: $CXX is not found, or there is none.
     """
+    if (wrong := missing_choice("host")) is not None:
+        raise ToolchainError(wrong)
     found = candidates("host")
-    chosen = os.environ.get("CXX")
-    if chosen and shutil.which(shlex.split(chosen)[0]) is None:
-        raise ToolchainError(f"CXX: expected a C++ compiler, got {chosen!r}, which is not found")
     if not found:
         raise ToolchainError(f"expected a C++ compiler (c++, g++ or clang++), found none; {INSTALL_CXX}")
     return found[0]
@@ -205,27 +227,24 @@ def run(command: Sequence[str], log: Path) -> None:
     Raises:
         BuildError: it fails; the message has the command, its first error line and the place of the log.
     """
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = _call(command)
     if done.returncode != 0:
         log.write_text(shlex.join(command) + "\n" + done.stdout + done.stderr, encoding="utf-8")
         why = first_error(done.stderr + done.stdout) or f"exit code {done.returncode}"
         raise BuildError(f"expected {shlex.join(command)} to succeed, got: {why} (all of it in {log})")
 
 
-def find_tool(name: str, beside: Compiler | None = None) -> str:
-    """An LLVM tool: the one beside a compiler, else the newest on PATH.
+def find_tool(name: str) -> str:
+    """An LLVM tool: ROCm's own, else the newest on PATH.
 
     Raises:
         ToolchainError: there is none; the message says what to install.
     """
-    places = []
-    if beside is not None:
-        real = Path(os.path.realpath(beside.path))
-        places += [str(real.parent / name), *glob.glob(f"{real.parent.parent}/llvm/bin/{name}")]
-    versioned = [path for folder in os.get_exec_path() for path in glob.glob(f"{folder}/{name}-[0-9]*")]
+    found = [path for folder in os.get_exec_path() for path in glob.glob(f"{folder}/{name}-*")]
+    versioned = [path for path in found if path.rsplit("-", 1)[1].isdecimal()]
     # A plain name may be years old and know no AMD GPU: versioned ones first.
-    places += [*sorted(versioned, key=lambda path: -int(path.rsplit("-", 1)[1])), name]
-    for place in places:
+    newest_first = sorted(versioned, key=lambda path: -int(path.rsplit("-", 1)[1]))
+    for place in (*(f"{root}/llvm/bin/{name}" for root in rocm_roots()), *newest_first, name):
         path = shutil.which(place)
         if path is not None:
             return path
