@@ -11,8 +11,8 @@ import sys
 import pytest
 import torch
 
-from kdagen import dpp, emulator
-from kdagen.emulator import EmulatorOptions, FaultKind, Interval
+from kdagen import emulator
+from kdagen.emulator import EmulatedKernel, EmulatorOptions, FaultKind, Interval
 from kdagen.errors import BuildError, EmulatorError, ToolchainError
 
 
@@ -44,16 +44,36 @@ extern "C" __attribute__((visibility("default"))) int run(const KdaDecodeParams 
 """
 
 
-def launch(body: str, values: torch.Tensor | None = None, *, workgroups=1, threads=64, lds_bytes=256, n=64, **options):
-    """Run `body` as a kernel over `in` (read) and `out` (256 floats, -1); returns the report and `out`."""
+RECURSION = """
+struct Recursion {
+  static float down(float *a, long long n) {
+    volatile float frame[64];
+    frame[n & 63] = 1.0f;
+    return n == 0 ? *a : down(a, n - 1) + frame[n & 63];
+  }
+};
+"""
+
+
+def compile_body(body, *, workgroups=1, threads=64, lds_bytes=256, launcher=LAUNCHER):
     text = f"{PRELUDE}\n#define WORKGROUPS {workgroups}\n#define THREADS {threads}\n"
-    text += f"__global__ void kernel(KdaDecodeParams p) {{\n{body}\n}}\n{LAUNCHER}"
-    kernel = emulator.compile_source(text, lds_bytes=lds_bytes)
+    text += f"__global__ void kernel(KdaDecodeParams p) {{\n{body}\n}}\n{launcher}"
+    return emulator.compile_source(text, lds_bytes=lds_bytes)
+
+
+def run(kernel: EmulatedKernel, values: torch.Tensor | None = None, *, n=64, cores=None, **options):
+    """Run a kernel over `in` (read) and `out` (256 floats, -1); returns the report and `out`."""
     source = torch.arange(256, dtype=torch.float32) if values is None else values
     out = torch.full((256,), -1.0)
     params = Params(source.data_ptr(), out.data_ptr(), n)
     intervals = [Interval.of("in", source, writable=False), Interval.of("out", out, writable=True)]
-    return kernel.launch("run", params, intervals, EmulatorOptions(**options)), out
+    return kernel.launch("run", params, intervals, EmulatorOptions(threads=cores, **options)), out
+
+
+def launch(body, values=None, *, workgroups=1, threads=64, lds_bytes=256, launcher=LAUNCHER, **settings):
+    """Compile `body` as a kernel and run it."""
+    kernel = compile_body(body, workgroups=workgroups, threads=threads, lds_bytes=lds_bytes, launcher=launcher)
+    return run(kernel, values, **settings)
 
 
 def kinds(report):
@@ -78,6 +98,18 @@ FAULTS = {
         "__shared__ float lds[64]; lds[THREAD] = 1.0f; barrier(); p.out[THREAD] = lds[THREAD];",
         FaultKind.UNINITIALISED_LDS,
         "a read of 4 bytes at LDS byte 252 that nobody wrote",
+    ),
+    "a block copy past the end": (
+        "if (THREAD == 0) __builtin_memcpy(p.out + 249, p.in, 32);",
+        "if (THREAD == 0) __builtin_memcpy(p.out + 248, p.in, 32);",
+        FaultKind.GLOBAL_BOUNDS,
+        "a write of 32 bytes at byte 996 of out",
+    ),
+    "a stack that overflows": (
+        RECURSION + "p.out[THREAD] = Recursion::down(&p.out[THREAD], 100 * p.n);",
+        RECURSION + "p.out[THREAD] = Recursion::down(&p.out[THREAD], p.n);",
+        FaultKind.GLOBAL_BOUNDS,
+        "a lane's stack of 65536 bytes overflows",
     ),
     "LDS overflow": (
         "__shared__ float lds[64]; float *a = lds; a[THREAD + p.n - 63] = 1.0f;",
@@ -163,6 +195,29 @@ def test_workgroups_of_one_launch_race_whatever_their_barriers():
     assert report.faults == ()
 
 
+def test_a_write_after_many_readers_names_them_together():
+    report, _ = launch("float a = p.out[0]; if (WORKGROUP == 7) p.out[0] = a + 1;", workgroups=8, threads=1)
+    assert report.faults[0].message.endswith("a write of 4 bytes at byte 0 of out races with several workgroups")
+    report, _ = launch("float a = p.out[0]; if (THREAD == 63) p.out[0] = a + 1;")
+    assert report.faults[0].message.endswith("a write of 4 bytes at byte 0 of out races with several lanes")
+
+
+def test_launches_of_one_stream_are_ordered():
+    """Two workgroups swap their elements from one launch to the next."""
+    body = "if (THREAD == 0) p.out[(WORKGROUP + p.n) % 2] = p.n;"
+    once = "return hipLaunchKernel((const void *)kernel, dim3(WORKGROUPS), dim3(THREADS), arguments, 0, nullptr);"
+    twice = (
+        once.replace("return ", "") + "KdaDecodeParams second = *params; ++second.n; arguments[0] = &second; " + once
+    )
+    report, out = launch(body, workgroups=2, launcher=LAUNCHER.replace(once, twice))
+    assert report.faults == () and report.workgroups == 4 and out[:2].tolist() == [65.0, 65.0]
+
+
+def test_as_many_host_threads_as_a_large_machine_has():
+    report, out = launch("barrier(); if (THREAD == 0) p.out[WORKGROUP] = 1.0f;", workgroups=256, threads=256, cores=256)
+    assert report.faults == () and (out == 1.0).all()
+
+
 def test_a_barrier_orders_accesses_to_global_memory():
     report, out = launch("p.out[THREAD] = 1.0f; barrier(); p.out[63 - THREAD] = 2.0f;")
     assert report.faults == () and (out[:64] == 2.0).all()
@@ -183,41 +238,6 @@ def test_a_good_launch_follows_a_faulty_one():
         assert kinds(launch("p.out[1 << 20] = 1.0f;")[0]) == [FaultKind.GLOBAL_BOUNDS]
         report, out = launch("p.out[THREAD] = p.in[THREAD];")
         assert report.faults == () and torch.equal(out[:64], torch.arange(64.0))
-
-
-CONTROLS = [
-    dpp.quad_perm(3, 0, 2, 1),
-    *(dpp.row_shl(n) for n in (1, 7, 15)),
-    *(dpp.row_shr(n) for n in (1, 7, 15)),
-    *(dpp.row_ror(n) for n in (1, 4, 8, 15)),
-    *(dpp.row_newbcast(n) for n in (0, 5, 15)),
-    dpp.ROW_MIRROR,
-    dpp.ROW_HALF_MIRROR,
-    dpp.ROW_BCAST15,
-    dpp.ROW_BCAST31,
-]
-
-
-@pytest.mark.parametrize("control", CONTROLS, ids=lambda c: c.name)
-@pytest.mark.parametrize("bound", [True, False])
-@pytest.mark.parametrize(("rows", "banks"), [(0xF, 0xF), (0xA, 0x6)])
-def test_dpp_agrees_with_the_lane_model(control, bound, rows, banks):
-    """The emulator's C++ and the planner's Python are two readings of the ISA."""
-    _, out = launch(f"p.out[THREAD] = dpp(p.in[THREAD], {control.code}, {rows}, {banks}, {str(bound).lower()});")
-    for lane in range(64):
-        source = control.source(lane)
-        enabled = rows >> lane // 16 & 1 and banks >> lane % 16 // 4 & 1
-        wanted = -1.0 if not enabled else float(source) if source is not None else 0.0 if bound else -1.0
-        assert out[lane] == wanted, lane
-
-
-def test_inactive_lanes_read_as_outside():
-    body = "if (THREAD >= 16) return; p.out[THREAD] = dpp(p.in[THREAD], 0x142);  // row_bcast:15"
-    report, out = launch(body.replace("THREAD >= 16", "THREAD < 16"), allow_inactive_lanes=True)
-    assert report.faults == ()
-    assert (out[:16] == -1).all() and (out[16:32] == 0).all() and (out[32:48] == 31).all()
-    report, _ = launch(body)
-    assert kinds(report) == [FaultKind.DIVERGENCE]
 
 
 FUNCTIONS = {"exp2f": lambda x: 2.0**x, "logf": math.log2, "rcpf": lambda x: 1 / x, "rsqf": lambda x: x**-0.5}
@@ -262,6 +282,16 @@ def test_specials_of_the_hardware_functions():
             assert same, (name, lane, got, want)
 
 
+def test_only_a_stated_multiply_add_is_fused():
+    """(1 + 2^-12)^2 - (1 + 2^-11) is 2^-24, which a product that was rounded first has lost."""
+    values = torch.full((256,), 1 + 2.0**-12)
+    values[1] = -(1 + 2.0**-11)
+    body = "float a = p.in[0], c = p.in[1]; p.out[0] = a * a + c; p.out[1] = __builtin_fmaf(a, a, c);"
+    body += "p.out[2] = __builtin_elementwise_fma(a, a, c);"
+    _, out = launch(body, values, threads=1)
+    assert out[:3].tolist() == [0.0, 2.0**-24, 2.0**-24]
+
+
 def test_bf16_rounds_to_nearest_even():
     bits = [0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0x7F800001, 0x00008000]
     bits += [0x00018000, 0x80000001, 0xFFC00000]
@@ -287,7 +317,7 @@ def test_shuffled_lanes_change_nothing_that_is_ordered():
 
 def test_a_source_that_does_not_compile_says_command_line_and_log():
     with pytest.raises(
-        BuildError, match=r"expected \S*c\+\+ .* to succeed, got: .*error: .*nonsense.* \(all of it in .*\.log\)"
+        BuildError, match=r"expected \S*\+\+\S* .* to succeed, got: .*error: .*nonsense.* \(all of it in .*\.log\)"
     ):
         launch("nonsense();")
 

@@ -14,13 +14,17 @@ from kdagen.emulator.launch import EmulatedKernel
 from kdagen.paths import cache_dir
 
 _HERE = Path(__file__).resolve().parent
-_RUNTIME_SOURCES = ("runtime.cpp", "runtime.h", "worker.h", "fiber.h", "shadow.h", "memory.h", "wave.h", "math.h")
+_RUNTIME_HEADERS = ("runtime.h", "worker.h", "report.h", "fiber.h", "shadow.h", "memory.h", "wave.h", "math.h")
+_RUNTIME_SOURCES = ("runtime.cpp", *_RUNTIME_HEADERS)
 _SHIM_SOURCES = ("shim/kdaemu.h", "shim/hip/hip_runtime_api.h")
 
-_COMMON_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-w")
+# Hidden symbols: modules share names, and so do runtimes.
+_COMMON_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-w", "-fvisibility=hidden")
 # -fsanitize=thread only makes the compiler call __tsan_* at every access; the runtime defines those, not libtsan.
-# No contraction: a fused multiply-add in the text is one, and nothing else is. Local symbols: modules share names.
-_MODULE_FLAGS = ("-O2", "-fsanitize=thread", "-ffp-contract=off", "-fvisibility=hidden", "-fno-exceptions")
+# No contraction: a fused multiply-add in the text is one, and nothing else is.
+_MODULE_FLAGS = ("-O2", "-fsanitize=thread", "-ffp-contract=off", "-fno-exceptions")
+# clang checks no access wider than 16 bytes, and its vectoriser makes some of 32.
+_ACCESS_FLAGS = ("-fno-tree-vectorize", "-fno-tree-slp-vectorize")
 
 _GLUE = """\
 #include <hip/hip_runtime_api.h>
@@ -45,7 +49,7 @@ def compile_source(source: Path | str, *, lds_bytes: int) -> EmulatedKernel:
         BuildError: the compiler fails; the message has the command, its first error line and the log's place.
     """
     text = source.read_bytes() if isinstance(source, Path) else source.encode("utf-8")
-    compiler, flags = toolchain.host_compiler(), (*_COMMON_FLAGS, *_MODULE_FLAGS, *_machine_flags())
+    compiler, flags = toolchain.host_compiler(), (*_COMMON_FLAGS, *_MODULE_FLAGS, *_ACCESS_FLAGS, *_machine_flags())
     runtime = _runtime(compiler)
     shim = b"".join((_HERE / name).read_bytes() for name in _SHIM_SOURCES)
     key = _key(text, shim, _GLUE.encode(), runtime.name.encode(), repr(compiler).encode(), *map(str.encode, flags))

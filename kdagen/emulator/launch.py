@@ -60,7 +60,7 @@ class EmulatorOptions:
         math_seed: chooses the errors of "random".
         lane_order_seed: None runs lanes and workgroups in order; a number shuffles them, each number differently.
         threads: host threads; None takes every core.
-        allow_inactive_lanes: lanes that have returned count as switched off, instead of as missing from a DPP.
+        allow_inactive_lanes: lanes that have returned count as switched off, instead of missing from a DPP or barrier.
     """
 
     math: str = "random"
@@ -119,7 +119,7 @@ class _CFault(ctypes.Structure):
 
 
 class _CReport(ctypes.Structure):
-    _fields_ = [("workgroups", ctypes.c_int64), ("faults", ctypes.c_int32), ("fault", _CFault * 16)]
+    _fields_ = [("workgroups", ctypes.c_int64), ("faults", ctypes.c_int32), ("fault", _CFault * len(FaultKind))]
 
 
 _MATH = {"exact": 0, "low": 1, "high": 2, "random": 3}
@@ -129,7 +129,8 @@ class EmulatedKernel:
     """A generated source compiled for the emulator."""
 
     def __init__(self, library: Path, runtime: Path, lds_bytes: int) -> None:
-        self._runtime = ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
+        # Not RTLD_GLOBAL: each module must find the runtime it was linked to, and a process may hold two.
+        self._runtime = ctypes.CDLL(str(runtime))
         self._library = ctypes.CDLL(str(library))
         self._lds_bytes = lds_bytes
 

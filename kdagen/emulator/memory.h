@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -17,16 +19,22 @@
 // One declared interval, with shadow cells if it may be written.
 class Interval {
  public:
-  explicit Interval(const KdaemuInterval &declared)
-      : declared_(declared),
-        cells_(declared.writable ? new Cell[(declared.end - declared.begin) / declared.granule + 1] : nullptr) {}
+  explicit Interval(const KdaemuInterval &declared) : declared_(declared) {}
+
+  // All accesses so far are ordered before all that follow. Zero pages: a host thread makes those it touches real.
+  void forget() {
+    if (!writable()) return;
+    const size_t count = (end() - begin()) / declared_.granule + 1;
+    cells_.reset(static_cast<Cell *>(std::calloc(count, sizeof(Cell))));
+    if (cells_ == nullptr) throw std::bad_alloc();
+  }
 
   uint64_t begin() const { return declared_.begin; }
   uint64_t end() const { return declared_.end; }
   bool writable() const { return declared_.writable; }
   const char *name() const { return declared_.name; }
 
-  uint64_t note(uintptr_t address, unsigned bytes, uint64_t now, bool is_write) const {
+  uint64_t note(uintptr_t address, size_t bytes, uint64_t now, bool is_write) const {
     const uint64_t first = (address - declared_.begin) / declared_.granule;
     const uint64_t last = (address + bytes - 1 - declared_.begin) / declared_.granule;
     uint64_t racing = 0;
@@ -39,15 +47,23 @@ class Interval {
 
  private:
   KdaemuInterval declared_;
-  std::unique_ptr<Cell[]> cells_;
+  struct Free {
+    void operator()(Cell *cells) const { std::free(cells); }
+  };
+  std::unique_ptr<Cell[], Free> cells_;
 };
 
 class Memory {
  public:
-  Memory(const KdaemuInterval *intervals, int64_t count) { intervals_.assign(intervals, intervals + count); }
+  Memory(const KdaemuInterval *intervals, int64_t count) : intervals_(intervals, intervals + count) {}
+
+  // Launches of one stream run one after the other.
+  void start_launch() {
+    for (Interval &interval : intervals_) interval.forget();
+  }
 
   // The interval that holds all of the access, or null.
-  const Interval *find(uintptr_t address, unsigned bytes) const {
+  const Interval *find(uintptr_t address, size_t bytes) const {
     static thread_local size_t last = 0;
     if (last < intervals_.size() && holds(intervals_[last], address, bytes)) return &intervals_[last];
     const size_t i = index_after(address);
@@ -73,8 +89,8 @@ class Memory {
   }
 
  private:
-  static bool holds(const Interval &interval, uintptr_t address, unsigned bytes) {
-    return address >= interval.begin() && address + bytes <= interval.end();
+  static bool holds(const Interval &interval, uintptr_t address, size_t bytes) {
+    return address >= interval.begin() && address <= interval.end() && bytes <= interval.end() - address;
   }
   size_t index_after(uintptr_t address) const {
     return std::upper_bound(intervals_.begin(), intervals_.end(), address,
@@ -82,12 +98,7 @@ class Memory {
            intervals_.begin();
   }
 
-  struct Intervals : std::vector<Interval> {
-    void assign(const KdaemuInterval *first, const KdaemuInterval *last) {
-      reserve(last - first);
-      for (; first != last; ++first) emplace_back(*first);
-    }
-  } intervals_;
+  std::vector<Interval> intervals_;
 };
 
 // The LDS of the running workgroup: a thread-local object of the kernel module, aligned to kAlignment.
@@ -113,17 +124,17 @@ class Lds {
   }
   bool module_holds(uintptr_t address) const { return address - module_begin_ < module_end_ - module_begin_; }
 
-  bool written(size_t offset, unsigned bytes, uint64_t workgroup) const {
-    for (unsigned i = 0; i < bytes; ++i) {
+  bool written(size_t offset, size_t bytes, uint64_t workgroup) const {
+    for (size_t i = 0; i < bytes; ++i) {
       const uint64_t writer = cells_[offset + i].write.load(std::memory_order_relaxed);
       if (writer == 0 || Access::workgroup(writer) != workgroup) return false;
     }
     return true;
   }
 
-  uint64_t note(size_t offset, unsigned bytes, uint64_t now, bool is_write) {
+  uint64_t note(size_t offset, size_t bytes, uint64_t now, bool is_write) {
     uint64_t racing = 0;
-    for (unsigned i = 0; i < bytes; ++i) {
+    for (size_t i = 0; i < bytes; ++i) {
       Cell &cell = cells_[offset + i];
       // What another workgroup left behind is no access to this workgroup's LDS.
       if (cell.write.load(std::memory_order_relaxed) >> 24 != now >> 24) cell.write.store(0, std::memory_order_relaxed);

@@ -17,6 +17,7 @@ thread_local Launch *current_launch = nullptr;
 EXPORT int kdaemu_launch(const void *kernel, Invoke invoke, unsigned long long workgroups, unsigned threads,
                          void **arguments) {
   Launch &launch = *current_launch;
+  launch.memory.start_launch();
   std::vector<uint64_t> order(workgroups);
   std::iota(order.begin(), order.end(), 0);
   if (launch.options.lane_order_seed >= 0) {
@@ -32,7 +33,7 @@ EXPORT int kdaemu_launch(const void *kernel, Invoke invoke, unsigned long long w
   for (uint64_t i = 1; i < wanted; ++i) helpers.emplace_back(work);
   work();
   for (std::thread &helper : helpers) helper.join();
-  launch.report.workgroups += workgroups;
+  launch.report.count_workgroups(workgroups);
   return 0;
 }
 
@@ -40,7 +41,7 @@ EXPORT int kdaemu_launch(const void *kernel, Invoke invoke, unsigned long long w
 EXPORT int kdaemu_run(int (*launcher)(const void *params, void *stream), const void *params,
                       const KdaemuInterval *intervals, int64_t count, const KdaemuOptions *options,
                       KdaemuReport *report) {
-  Launch launch{*options, *report, Memory(intervals, count), {}, {}};
+  Launch launch{*options, Report(*report), Memory(intervals, count)};
   current_launch = &launch;
   const int status = launcher(params, nullptr);
   current_launch = nullptr;
@@ -79,19 +80,21 @@ EXPORT int kdaemu_readfirstlane(int value) {
   return Worker::current->wave_op(request);
 }
 
-EXPORT float kdaemu_math(int function, float a, const KdaemuOptions *options) {
-  if (options->math != kExact) a = flushed(a);
+static float hardware_math(int function, float a) {
+  const KdaemuOptions &options = Worker::current->options();
+  if (options.math != kExact) a = flushed(a);
   const double x = a;
   const double exact = function == 0 ? std::exp2(x) : function == 1 ? std::log2(x) : function == 2 ? 1 / x : 1 / std::sqrt(x);
-  return approximate(exact, a, function, *options);
+  return approximate(exact, a, function, options);
 }
-EXPORT float kdaemu_exp2(float a) { return kdaemu_math(0, a, &Worker::current->options()); }
-EXPORT float kdaemu_log2(float a) { return kdaemu_math(1, a, &Worker::current->options()); }
-EXPORT float kdaemu_rcp(float a) { return kdaemu_math(2, a, &Worker::current->options()); }
-EXPORT float kdaemu_rsq(float a) { return kdaemu_math(3, a, &Worker::current->options()); }
+EXPORT float kdaemu_exp2(float a) { return hardware_math(0, a); }
+EXPORT float kdaemu_log2(float a) { return hardware_math(1, a); }
+EXPORT float kdaemu_rcp(float a) { return hardware_math(2, a); }
+EXPORT float kdaemu_rsq(float a) { return hardware_math(3, a); }
 
-static inline void note(const void *address, unsigned bytes, bool is_write) {
-  if (Worker *worker = Worker::current) worker->access(reinterpret_cast<uintptr_t>(address), bytes, is_write);
+static inline void note(const void *address, size_t bytes, bool is_write) {
+  Worker *worker = Worker::current;
+  if (worker != nullptr && bytes != 0) worker->access(reinterpret_cast<uintptr_t>(address), bytes, is_write);
 }
 
 #define HOOKS(bytes)                                                                     \
@@ -109,5 +112,23 @@ HOOKS(16)
 EXPORT void __tsan_read_range(void *a, size_t bytes) { note(a, bytes, false); }
 EXPORT void __tsan_write_range(void *a, size_t bytes) { note(a, bytes, true); }
 EXPORT void __tsan_init() {}
-EXPORT void __tsan_func_entry(void *) {}
+EXPORT void __tsan_func_entry(void *) {
+  if (Worker *worker = Worker::current) worker->enter_function(reinterpret_cast<uintptr_t>(__builtin_frame_address(0)));
+}
 EXPORT void __tsan_func_exit() {}
+
+// Block copies: clang calls these itself; the shim sends the text's own __builtin_mem* here, which GCC expands unchecked.
+EXPORT void *__tsan_memcpy(void *to, const void *from, size_t bytes) {
+  note(from, bytes, false);
+  note(to, bytes, true);
+  return std::memcpy(to, from, bytes);
+}
+EXPORT void *__tsan_memmove(void *to, const void *from, size_t bytes) {
+  note(from, bytes, false);
+  note(to, bytes, true);
+  return std::memmove(to, from, bytes);
+}
+EXPORT void *__tsan_memset(void *to, int value, size_t bytes) {
+  note(to, bytes, true);
+  return std::memset(to, value, bytes);
+}

@@ -35,7 +35,6 @@ struct KdaemuOptions {
   int64_t lds_bytes;
 };
 
-constexpr int kMaxFaults = 16;
 constexpr int kMessageBytes = 320;
 
 struct KdaemuFault {
@@ -47,5 +46,5 @@ struct KdaemuFault {
 struct KdaemuReport {
   int64_t workgroups;
   int32_t faults;
-  KdaemuFault fault[kMaxFaults];
+  KdaemuFault fault[kFaultKinds];  // the first of each kind
 };

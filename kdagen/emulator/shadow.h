@@ -1,4 +1,4 @@
-// Shadow memory: who wrote and who read each element last, which is all that finding a data race exactly takes.
+// Shadow memory: who wrote and who read each element last, which is all that finding a data race takes.
 #pragma once
 
 #include <atomic>
@@ -28,22 +28,24 @@ inline bool ordered(uint64_t before, uint64_t now) {
   return Access::epoch(before) != Access::epoch(now) || Access::lane(before) == Access::lane(now);
 }
 
-// Notes an access; returns the earlier one that it races with, or 0.
+// The readers to remember once `now` has read too: those of the last epoch, or all workgroups.
+inline uint64_t readers_with(uint64_t reader, uint64_t now) {
+  if (reader == 0 || reader == now) return now;
+  if (reader >> 24 != now >> 24) return Access::kManyWorkgroups;
+  return reader >> 12 == now >> 12 ? now | Access::kManyLanes : now;
+}
+
+// Notes an access; returns the earlier one that it races with, or 0. Each side publishes itself before it looks at the
+// other, so that of two racing host threads at least one sees the race.
 inline uint64_t note_access(Cell &cell, uint64_t now, bool is_write) {
-  const uint64_t writer = cell.write.load(std::memory_order_relaxed);
-  if (!ordered(writer, now)) return writer;
-  const uint64_t reader = cell.read.load(std::memory_order_relaxed);
   if (is_write) {
-    if (!ordered(reader, now)) return reader;
-    cell.write.store(now, std::memory_order_relaxed);
-    return 0;
+    const uint64_t writer = cell.write.exchange(now);
+    const uint64_t reader = cell.read.load();
+    return !ordered(writer, now) ? writer : !ordered(reader, now) ? reader : 0;
   }
-  uint64_t readers = now;
-  if (reader != 0 && reader >> 24 != now >> 24) {
-    readers = Access::kManyWorkgroups;
-  } else if (reader >> 12 == now >> 12 && Access::lane(reader) != Access::lane(now)) {
-    readers = (now & ~uint64_t{0xfff}) | Access::kManyLanes;
+  uint64_t reader = cell.read.load();
+  while (reader != readers_with(reader, now) && !cell.read.compare_exchange_weak(reader, readers_with(reader, now))) {
   }
-  cell.read.store(readers, std::memory_order_relaxed);
-  return 0;
+  const uint64_t writer = cell.write.load();
+  return ordered(writer, now) ? 0 : writer;
 }

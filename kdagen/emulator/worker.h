@@ -1,11 +1,9 @@
-// One host thread of the emulator: it runs a workgroup at a time, its lanes as fibers in wave64 lock step, and checks every
-// memory access of the kernel before it happens.
+// One host thread of the emulator: it runs a workgroup at a time, its lanes as fibers in wave64 lock step, and checks
+// every memory access of the kernel before it happens.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
-#include <mutex>
 #include <numeric>
 #include <random>
 #include <string>
@@ -13,6 +11,7 @@
 
 #include "fiber.h"
 #include "memory.h"
+#include "report.h"
 #include "runtime.h"
 #include "wave.h"
 
@@ -20,10 +19,8 @@ using Invoke = void (*)(const void *kernel, void **arguments);
 
 struct Launch {
   const KdaemuOptions &options;
-  KdaemuReport &report;
+  Report report;
   Memory memory;
-  std::mutex report_mutex;
-  std::atomic<bool> stop{false};
 };
 
 enum class LaneState { kReady, kAtBarrier, kAtWaveOp, kDone };
@@ -53,7 +50,8 @@ class Worker {
   int wave_op(const WaveRequest &request);
   void barrier();
   void fence(int order);
-  void access(uintptr_t address, unsigned bytes, bool is_write);
+  void access(uintptr_t address, size_t bytes, bool is_write);
+  void enter_function(uintptr_t frame);
 
  private:
   static void entry();
@@ -63,7 +61,8 @@ class Worker {
   bool finish_wave_op(int wave);
   bool release_barrier();
   std::string lanes_in(LaneState state, bool others) const;
-  bool lds_access(uintptr_t address, unsigned bytes, bool is_write);
+  bool lds_access(uintptr_t address, size_t bytes, bool is_write);
+  void race(uint64_t other, const std::string &access);
   uint64_t now() const { return Access::pack(workgroup_, epoch_, lane_); }
 
   void fault(FaultKind kind, const std::string &what);
@@ -190,10 +189,15 @@ inline bool Worker::finish_wave_op(int wave) {
     }
     run_dpp(requests, active);
   }
+  const int read_lane = request.control & (kWaveLanes - 1);
+  if (request.op == WaveOp::kReadLane && !(active >> read_lane & 1)) {
+    fault(kDivergence, "a lane read names lane " + std::to_string(read_lane) + ", which is not active");
+    return abandoned_ = true, false;
+  }
   for (int i = 0; i < count; ++i) {
     if (!(active >> i & 1)) continue;
     if (request.op == WaveOp::kReadFirstLane) requests[i]->result = request.value;
-    if (request.op == WaveOp::kReadLane) requests[i]->result = requests[request.control % count]->value;
+    if (request.op == WaveOp::kReadLane) requests[i]->result = requests[read_lane]->value;
     lanes_[first + i].state = LaneState::kReady;
   }
   return true;
@@ -201,16 +205,20 @@ inline bool Worker::finish_wave_op(int wave) {
 
 // Every lane is blocked or done: lets a complete barrier go; true if lanes are ready again.
 inline bool Worker::release_barrier() {
-  size_t waiting = 0;
-  for (const Lane &lane : lanes_) waiting += lane.state == LaneState::kAtBarrier;
+  size_t waiting = 0, done = 0;
+  for (const Lane &lane : lanes_) {
+    waiting += lane.state == LaneState::kAtBarrier;
+    done += lane.state == LaneState::kDone;
+  }
   if (waiting == 0) return false;
-  if (waiting != lanes_.size()) {
+  if (waiting + (options().allow_inactive_lanes ? done : 0) != lanes_.size()) {
     lane_ = 0;
     fault(kDivergence, "a barrier is not reached by lanes " + lanes_in(LaneState::kAtBarrier, true));
     return false;
   }
   ++epoch_;
   for (Lane &lane : lanes_) {
+    if (lane.state != LaneState::kAtBarrier) continue;
     lane.state = LaneState::kReady;
     lane.acquired = false;
   }
@@ -256,12 +264,15 @@ inline void Worker::fence(int order) {
   }
 }
 
-inline std::string access_text(bool is_write, unsigned bytes) {
-  return std::string(is_write ? "a write" : "a read") + " of " + std::to_string(bytes) + " bytes";
+// Frames grow downward: past the stack of one lane lie those of its neighbours, which an abandoned workgroup never uses.
+inline void Worker::enter_function(uintptr_t frame) {
+  if (in_lane_ && !stacks_.holds(lane_, frame - Stacks::kReserve)) {
+    abandon(kGlobalBounds, "a lane's stack of " + std::to_string(Stacks::kBytes) + " bytes overflows");
+  }
 }
 
-inline void Worker::access(uintptr_t address, unsigned bytes, bool is_write) {
-  if (!in_lane_ || stacks_.contains(address)) return;
+inline void Worker::access(uintptr_t address, size_t bytes, bool is_write) {
+  if (!in_lane_ || stacks_.holds(lane_, address)) return;
   const Interval *interval = launch_.memory.find(address, bytes);
   if (interval == nullptr) {
     if (lds_access(address, bytes, is_write)) return;
@@ -273,56 +284,39 @@ inline void Worker::access(uintptr_t address, unsigned bytes, bool is_write) {
     return;
   }
   const uint64_t racing = interval->note(address, bytes, now(), is_write);
-  if (racing != 0 && !raced_) {
-    raced_ = true;
-    fault(kRace, access_text(is_write, bytes) + " " + launch_.memory.place_of(address) + " races with " +
-                     (Access::workgroup(racing) == workgroup_
-                          ? "lane " + std::to_string(Access::lane(racing))
-                          : "workgroup " + std::to_string(Access::workgroup(racing))));
-  }
+  if (racing != 0) race(racing, access_text(is_write, bytes) + " " + launch_.memory.place_of(address));
 }
 
 // True if the address is in the workgroup's LDS; faults there are found here.
-inline bool Worker::lds_access(uintptr_t address, unsigned bytes, bool is_write) {
+inline bool Worker::lds_access(uintptr_t address, size_t bytes, bool is_write) {
   if (!lds_.contains(address, reinterpret_cast<uintptr_t>(kernel_))) return false;
   const size_t offset = lds_.offset(address);
-  const std::string place = "LDS byte " + std::to_string(offset);
-  if (offset + bytes > lds_.bytes()) {
-    abandon(kLdsBounds, access_text(is_write, bytes) + " at " + place + " of " + std::to_string(lds_.bytes()));
-  }
+  const auto text = [&] { return access_text(is_write, bytes) + " at LDS byte " + std::to_string(offset); };
+  if (offset > lds_.bytes() || bytes > lds_.bytes() - offset) abandon(kLdsBounds, text() + " of " + std::to_string(lds_.bytes()));
   Lane &lane = lanes_[lane_];
   if (is_write) {
     lane.unreleased_write = true;
   } else {
-    if (!lds_.written(offset, bytes, workgroup_)) {
-      fault(kUninitialisedLds, access_text(is_write, bytes) + " at " + place + " that nobody wrote");
-    }
+    if (!lds_.written(offset, bytes, workgroup_)) fault(kUninitialisedLds, text() + " that nobody wrote");
     if (!lane.acquired) fault(kMissingFence, "LDS is read and no acquire fence stands after the barrier");
   }
   const uint64_t racing = lds_.note(offset, bytes, now(), is_write);
-  if (racing != 0 && !raced_) {
-    raced_ = true;
-    fault(kRace, access_text(is_write, bytes) + " at " + place + " races with lane " +
-                     std::to_string(Access::lane(racing)));
-  }
+  if (racing != 0) race(racing, text());
   return true;
 }
 
-// Faults of one kind share an entry: the first message and a count.
+// One race a workgroup: the first, and not all that follow from it.
+inline void Worker::race(uint64_t other, const std::string &access) {
+  if (raced_) return;
+  raced_ = true;
+  const bool outside = Access::workgroup(other) != workgroup_;
+  const bool many = Access::lane(other) == Access::kManyLanes;  // of kManyWorkgroups too
+  const std::string whom = outside ? "workgroup" : "lane";
+  const uint64_t which = outside ? Access::workgroup(other) : Access::lane(other);
+  fault(kRace, access + " races with " + (many ? "several " + whom + "s" : whom + " " + std::to_string(which)));
+}
+
 inline void Worker::fault(FaultKind kind, const std::string &what) {
-  const std::lock_guard<std::mutex> lock(launch_.report_mutex);
-  KdaemuReport &report = launch_.report;
-  for (int i = 0; i < report.faults; ++i) {
-    if (report.fault[i].kind == kind) {
-      ++report.fault[i].count;
-      return;
-    }
-  }
-  if (report.faults == kMaxFaults) return;
-  KdaemuFault &fault = report.fault[report.faults++];
-  fault.kind = kind;
-  fault.count = 1;
-  std::snprintf(fault.message, kMessageBytes, "workgroup %llu, lane %u, after %llu barriers: %s",
-                static_cast<unsigned long long>(workgroup_), lane_, static_cast<unsigned long long>(epoch_),
-                what.c_str());
+  launch_.report.add(kind, "workgroup " + std::to_string(workgroup_) + ", lane " + std::to_string(lane_) + ", after " +
+                               std::to_string(epoch_) + " barriers: " + what);
 }

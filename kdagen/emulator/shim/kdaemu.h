@@ -18,6 +18,9 @@ float kdaemu_exp2(float a);
 float kdaemu_log2(float a);
 float kdaemu_rcp(float a);
 float kdaemu_rsq(float a);
+void *__tsan_memcpy(void *to, const void *from, size_t bytes);
+void *__tsan_memmove(void *to, const void *from, size_t bytes);
+void *__tsan_memset(void *to, int value, size_t bytes);
 }
 
 #define __builtin_amdgcn_workitem_id_x kdaemu_thread
@@ -31,6 +34,9 @@ float kdaemu_rsq(float a);
 #define __builtin_amdgcn_sched_barrier(mask) ((void)(mask))
 #define __builtin_amdgcn_sched_group_barrier(mask, size, id) ((void)(mask))
 #define __builtin_amdgcn_s_setprio(priority) ((void)(priority))
+#define __builtin_amdgcn_wave_barrier() ((void)0)
+#define __builtin_amdgcn_mbcnt_lo(mask, base) kdaemu_mbcnt(mask, base, 0)
+#define __builtin_amdgcn_mbcnt_hi(mask, base) kdaemu_mbcnt(mask, base, 32)
 #define __builtin_amdgcn_exp2f kdaemu_exp2
 #define __builtin_amdgcn_logf kdaemu_log2
 #define __builtin_amdgcn_rcpf kdaemu_rcp
@@ -38,7 +44,17 @@ float kdaemu_rsq(float a);
 // Macros, so that the access happens in the kernel's own instrumented text.
 #define __builtin_nontemporal_load(address) (*(address))
 #define __builtin_nontemporal_store(value, address) ((void)(*(address) = (value)))
+#define __builtin_memcpy __tsan_memcpy
+#define __builtin_memmove __tsan_memmove
+#define __builtin_memset __tsan_memset
 #define __builtin_elementwise_fma kdaemu_fma
+
+// `base` and the bits of `mask` that belong to lower lanes of the wave; bit 0 belongs to lane `first`.
+static inline unsigned kdaemu_mbcnt(unsigned mask, unsigned base, unsigned first) {
+  const unsigned lane = kdaemu_thread() % 64;
+  const unsigned long long lower = lane <= first ? 0 : (1ull << (lane - first)) - 1;
+  return base + __builtin_popcountll(mask & lower);
+}
 
 static inline float kdaemu_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 template <class Vector>

@@ -7,8 +7,11 @@
 #define __device__
 #define __host__
 // One object per kernel and thread of the host. The alignment keeps objects apart, so that an access past the end of one
-// never reaches the next (see Worker::lds_access in runtime.cpp).
-#define __shared__ static thread_local __attribute__((aligned(65536)))
+// never reaches the next (see Worker::lds_access in worker.h). `used`: else clang drops stores that nobody reads.
+#define __shared__ static thread_local __attribute__((aligned(65536), used))
+// clang refuses a kernel's attributes on a function of the host.
+#define amdgpu_flat_work_group_size(...) unused
+#define amdgpu_waves_per_eu(...) unused
 
 typedef int hipError_t;
 typedef void *hipStream_t;
