@@ -16,8 +16,9 @@
 //             stages/delta_rule.j2
 //             stages/gated_norm.j2
 //             stages/rows.j2
+//             stages/slice_in_registers.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 1e74a1659954ab2c2478cbe7d42dab934492f0f9f71348ba7220c1c991164d82
+// Provenance  sha256 5f1a9d77a309029218e99a2fa1a5e55cac3f5601b24536505e9a71596b243fd6
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -61,24 +62,25 @@ struct KdaDecodeParams {
 };
 
 constexpr int kHeads = 12;
-constexpr int kDim = 128;             // channels of a head, keys and values alike
-constexpr int kTaps = 4;              // conv width: kTaps - 1 of history and the new token
+constexpr int kDim = 128;  // channels of a head, keys and values alike
+constexpr int kTaps = 4;  // conv width: kTaps - 1 of history and the new token
 constexpr int kChannels = kHeads * kDim;  // of one of q, k, v
-constexpr int kThreads = 256;         // of a workgroup
-constexpr int kPairs = 64;            // channel pairs of a section, one per thread
-constexpr int kWaveLanes = 32;
+constexpr int kThreads = 256;  // of a workgroup
+constexpr int kPairs = 64;  // channel pairs of a section, one per thread
 constexpr int kLanesPerRow = 16;  // lanes that share a row of the state
-constexpr int kRowGroups = kThreads / kLanesPerRow;
-constexpr int kRowsAtOnce = kWaveLanes / kLanesPerRow;    // rows that one access of a wave covers
+constexpr int kRowGroups = kThreads / kLanesPerRow;  // rows that one access of the workgroup covers
+constexpr int kTeam = 1;  // workgroups that share a head's state rows
 constexpr int kRowsPerLane = 8;
-constexpr int kRowsPerWave = kRowsPerLane * kRowsAtOnce;  // consecutive rows that a wave owns
-constexpr int kParts = 2;              // 16-byte accesses per lane and row
+constexpr int kRowsPerWorkgroup = kDim / kTeam;
+constexpr int kRowsTogether = 8;  // rows whose dot products are reduced together
+constexpr int kLanesPerSum = kLanesPerRow / kRowsTogether;  // lanes that end with the same row's sums
+constexpr int kParts = 2;  // 16-byte accesses per lane and row
 constexpr int kColumnPairs = 2 * kParts;  // pairs of state columns per lane
 
 // ---- primitives of cuda ---------------------------------------------------------------------------------------------
 #define DEVICE static __device__ __forceinline__
 #define KERNEL __global__ __launch_bounds__(kThreads, 2)
-#define SHARED __shared__
+#define SHARED_LDS(name) __shared__ Lds name
 
 // Plain structs: nvcc has no vector extension in device code.
 struct alignas(8) f32x2 {
@@ -103,15 +105,38 @@ DEVICE int thread_index() { return threadIdx.x; }
 DEVICE unsigned workgroup_index() { return blockIdx.x; }
 DEVICE int wave_uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
-// The next kernel's workgroups may take their places while this one's run (programmatic dependent launch), but nothing
-// is read before the kernel before has ended: not even weights, which that kernel may have written. Let go after the
-// first barrier, it costs less than at the start, where they crowd this kernel's multiprocessors.
-// H200, 2026-12-01, us a layer at 12 heads x 1, 4, 8, 16, 32, 128 rows: never 4.68 5.70 7.13 10.04 17.53 56.5,
-// at the start 3.87 6.04 7.53 10.71 16.77 55.4, after the barrier 3.93 4.94 6.35 10.42 16.79 55.5.
-DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// The next kernel's workgroups may take their places while this one's run (programmatic dependent launch). Nothing that
+// they read before this kernel has ended is believed: not even weights, which this kernel's stream may have written.
 DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 DEVICE void workgroup_barrier() { __syncthreads(); }
+
+// The workgroups of a team are a cluster: a member's LDS may be written when the whole team has begun, and until it
+// leaves the barrier.
+DEVICE void team_begin() {
+  if constexpr (kTeam > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+DEVICE void await_team() {
+  if constexpr (kTeam > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+DEVICE void team_barrier() {
+  if constexpr (kTeam > 1) {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  } else {
+    __syncthreads();
+  }
+}
+DEVICE void store_to_member(float *a, int member, float value) {
+  if constexpr (kTeam > 1) {
+    asm volatile(
+        "{\n\t.reg .u32 there;\n\tmapa.shared::cluster.u32 there, %0, %1;\n\tst.shared::cluster.f32 [there], %2;\n\t}"
+        :
+        : "r"(static_cast<unsigned>(__cvta_generic_to_shared(a))), "r"(member), "f"(value)
+        : "memory");
+  } else {
+    *a = value;
+  }
+}
 
 // The compiler may not move a memory access over this line.
 DEVICE void pin_issue_order() { asm volatile("" ::: "memory"); }
@@ -168,9 +193,7 @@ DEVICE f32x2 load_f32_pair(const float *a) {
 DEVICE unsigned scalar_offset(unsigned elements) { return elements; }
 
 // The state is touched once per token: 16 bytes at a time. `base` is the same for the whole warp.
-DEVICE f32x4 load_state(const float *base, unsigned lane) {
-  return *reinterpret_cast<const f32x4 *>(base + lane);
-}
+DEVICE f32x4 load_state(const float *base, unsigned lane) { return *reinterpret_cast<const f32x4 *>(base + lane); }
 DEVICE void store_state(float *base, unsigned lane, f32x4 four) { *reinterpret_cast<f32x4 *>(base + lane) = four; }
 
 // The sum over the 16 lanes of a row group, in every lane of it: xor 1, xor 2, xor 4, xor 8.
@@ -178,6 +201,31 @@ DEVICE float sum_over_row(float a) {
 #pragma unroll
   for (int distance = 1; distance < kLanesPerRow; distance *= 2) a += __shfl_xor_sync(0xffffffffu, a, distance);
   return a;
+}
+
+// Sums over a row group, of several rows at once: lane l ends with row l / kLanesPerSum's. At each step a lane whose
+// number has the bit keeps the upper half of the sums and sends its partner the lower.
+DEVICE float sum_rows(const float (&rows)[kRowsTogether], int lane) {
+  float a[kRowsTogether];
+#pragma unroll
+  for (int i = 0; i < kRowsTogether; ++i) a[i] = rows[i];
+#pragma unroll
+  for (int bit = kLanesPerRow / 2, left = kRowsTogether / 2; bit > 0; bit /= 2, left /= 2) {
+    const bool high = (lane & bit) != 0;
+    if (left == 0) a[0] += __shfl_xor_sync(0xffffffffu, a[0], bit);
+#pragma unroll
+    for (int i = 0; i < left; ++i) {
+      const float send = high ? a[i] : a[i + left];
+      a[i] = (high ? a[i + left] : a[i]) + __shfl_xor_sync(0xffffffffu, send, bit);
+    }
+  }
+  return a[0];
+}
+
+// The other way: what lane i * kLanesPerSum of the row group holds, for every i.
+DEVICE void tell_row(float own, float (&rows)[kRowsTogether]) {
+#pragma unroll
+  for (int i = 0; i < kRowsTogether; ++i) rows[i] = __shfl_sync(0xffffffffu, own, i * kLanesPerSum, kLanesPerRow);
 }
 
 static int launch(void (*kernel)(KdaDecodeParams), long long workgroups, KdaDecodeParams params, void *stream) {
@@ -200,27 +248,40 @@ enum Section { kQuery, kKey, kValue, kGates };
 struct Work {
   long long row;  // of the batch
   int head;
+  int member;   // of the team that shares the head: which rows of the state
+  int thread;
   int section;  // the same for a whole wave
   int pair;     // of channels
 };
 
-// Recurrence: a wave owns kRowsPerWave consecutive rows (v channels) of the state, kRowsAtOnce at a time; in each row
-// lane l of a row group owns columns (k channels) 4 * l .. 4 * l + 3 of every part of 4 * kLanesPerRow columns.
-DEVICE int first_row_of(int thread) {
-  return thread / kWaveLanes * kRowsPerWave + thread % kWaveLanes / kLanesPerRow;
+DEVICE Work work_of(const KdaDecodeParams &p, int thread, unsigned workgroup) {
+  Work work;
+  work.row = p.first_row + workgroup / kTeam / kHeads;
+  work.head = static_cast<int>(workgroup / kTeam % kHeads);
+  work.member = static_cast<int>(workgroup % kTeam);
+  work.thread = thread;
+  work.section = wave_uniform(thread / kPairs);
+  work.pair = thread % kPairs;
+  return work;
 }
+
+// Recurrence: row group g, kLanesPerRow lanes, owns rows (v channels) g, g + kRowGroups, ... of the workgroup's; in each
+// row lane l owns columns (k channels) 4 * l .. 4 * l + 3 of every part of 4 * kLanesPerRow columns.
+DEVICE int first_row_of(int thread) { return thread / kLanesPerRow; }
 DEVICE int first_column_of(int thread) { return 4 * (thread % kLanesPerRow); }
 
 struct alignas(16) Lds {
-  float section[4][kDim];        // q, k, v after the convolution; decay
-  float output[kDim];            // un-normed
-  float square_sum[kRowGroups];  // of the outputs of a row group
+  float section[4][kDim];                // q, k, v after the convolution; decay
+  float output[kDim];                    // un-normed; of this workgroup's rows
+  float square_sum[kTeam * kRowGroups];  // of the outputs of a row group, of the whole team
 };
 static_assert(sizeof(Lds) == 2624, "the plan's LDS bytes");
 
 DEVICE void publish(Lds &lds, const Work &work, f32x2 pair) {
   *reinterpret_cast<f32x2 *>(&lds.section[work.section][2 * work.pair]) = pair;
 }
+
+DEVICE const int *slot_of(const KdaDecodeParams &p, long long row) { return p.state_indices + row * p.index_stride; }
 
 // A row is null when its slot is below the first live one or past the last: one unsigned compare.
 DEVICE bool is_null_row(const KdaDecodeParams &p, int slot) {
@@ -345,39 +406,6 @@ DEVICE f32x2 decay_of(const GateInputs &in, float a_log, float lower_bound) {
   return decay;
 }
 
-// One lane's part of the state: kRowsPerLane rows, kParts times four columns of each.
-struct StateSlice {
-  f32x4 row[kRowsPerLane][kParts];
-};
-
-// Where it lies: an address that the wave shares and the lane's own 32-bit offset, which is what a global access takes
-// without address arithmetic in vector registers.
-struct SliceAddress {
-  float *head;
-  unsigned lane;  // elements
-};
-
-DEVICE SliceAddress slice_address(const KdaDecodeParams &p, int slot, int head, int thread) {
-  return {p.state + slot * p.state_slot_stride + head * kDim * kDim,
-          static_cast<unsigned>(first_row_of(thread) * kDim + first_column_of(thread))};
-}
-
-DEVICE float *shared_address(const SliceAddress &address, int i, int part) {
-  return address.head + scalar_offset(i * kRowsAtOnce * kDim) + part * 4 * kLanesPerRow;
-}
-
-DEVICE StateSlice load_slice(const SliceAddress &address) {
-  StateSlice slice;
-#pragma unroll
-  for (int i = 0; i < kRowsPerLane; ++i) {
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      slice.row[i][part] = load_state(shared_address(address, i, part), address.lane);
-    }
-  }
-  return slice;
-}
-
 // This lane's columns of q, k or decay.
 struct Columns {
   f32x2 pair[kColumnPairs];
@@ -394,78 +422,158 @@ DEVICE Columns load_columns(const float *section, int thread) {
   return columns;
 }
 
-DEVICE Columns scaled(Columns a, float factor) {
-#pragma unroll
-  for (int c = 0; c < kColumnPairs; ++c) a.pair[c] *= f32x2{factor, factor};
-  return a;
+// The rows of the state that a workgroup owns.
+DEVICE float *workgroup_rows(const KdaDecodeParams &p, int slot, const Work &work) {
+  return p.state + slot * p.state_slot_stride + (work.head * kDim + work.member * kRowsPerWorkgroup) * kDim;
 }
 
-// The dot product of a whole row, in every lane of its row group.
-DEVICE float dot(const Columns &a, const Columns &b) {
+// Where a lane's part lies: an address that the wave shares and the lane's own 32-bit offset, which is what a global
+// access takes without address arithmetic in vector registers.
+struct SliceAddress {
+  float *rows;
+  unsigned lane;  // elements
+};
+
+DEVICE SliceAddress slice_address(const KdaDecodeParams &p, int slot, const Work &work) {
+  return {workgroup_rows(p, slot, work),
+          static_cast<unsigned>(first_row_of(work.thread) * kDim + first_column_of(work.thread))};
+}
+
+DEVICE float *shared_address(const SliceAddress &address, int i, int part) {
+  return address.rows + scalar_offset(i * kRowGroups * kDim) + part * 4 * kLanesPerRow;
+}
+
+// One lane's part of the state: kRowsPerLane rows, kParts times four columns of each.
+struct StateSlice {
+  f32x4 row[kRowsPerLane][kParts];
+};
+
+DEVICE StateSlice load_slice(Lds &, const SliceAddress &address, const Work &, int) {
+  StateSlice slice;
+#pragma unroll
+  for (int i = 0; i < kRowsPerLane; ++i) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      slice.row[i][part] = load_state(shared_address(address, i, part), address.lane);
+    }
+  }
+  return slice;
+}
+
+DEVICE Columns slice_row(const Lds &, const StateSlice &slice, int i, const Work &) {
+  Columns s;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const f32x4 four = slice.row[i][part];
+    s.pair[2 * part] = f32x2{four[0], four[1]};
+    s.pair[2 * part + 1] = f32x2{four[2], four[3]};
+  }
+  return s;
+}
+
+// This lane's part of a row's dot product.
+DEVICE float partial_dot(const Columns &a, const Columns &b) {
   f32x2 sum = a.pair[0] * b.pair[0];
 #pragma unroll
   for (int c = 1; c < kColumnPairs; ++c) sum = multiply_add(a.pair[c], b.pair[c], sum);
-  return sum_over_row(sum[0] + sum[1]);
+  return sum[0] + sum[1];
 }
 
-// The rows' outputs, which every lane of a row group computes: lane i keeps row i's, and all keep the sum of squares.
-struct RowOutputs {
-  float own;
-  float square_sum;
+// What a slot holds for a thread: its conv window and its part of the state, asked for together.
+struct FromSlot {
+  bf16_t *window;
+  ConvHistory history;
+  SliceAddress address;
+  StateSlice slice;
 };
-static_assert(kRowsPerLane <= kLanesPerRow, "a lane for each row's output");
 
-// Per row v, with q and k normalised: S *= decay; delta = beta * (v - S.k); o = S.q + delta * (k.q); S += delta * k.
-// Both dot products see the decayed state only, so they share one pass and the store is nobody's input.
-DEVICE RowOutputs delta_rule(const Lds &lds, const StateSlice &slice, const SliceAddress &address, float beta,
-                             int thread) {
+// Vector memory answers in order: the small history first, then the whole slice, and only then wait for either.
+template <bool kConvDs>
+DEVICE FromSlot load_from_slot(Lds &lds, const KdaDecodeParams &p, int slot, const Work &work, int attempt) {
+  FromSlot from_slot;
+  from_slot.window = conv_window<kConvDs>(p, slot, work);
+  if (work.section != kGates) from_slot.history = load_history<kConvDs>(from_slot.window);
+  from_slot.address = slice_address(p, slot, work);
+  from_slot.slice = load_slice(lds, from_slot.address, work, attempt);
+  return from_slot;
+}
+
+// Per row v: S *= decay; delta = beta * (v - S.k); o = S.q + delta * (k.q); S += delta * k, q and k being normalised.
+// Both dot products see the decayed state only, so they share one pass and the store is nobody's input; they take q and
+// k as they are, so they need not wait for the norms. kRowsTogether rows are reduced at once, so that a lane computes
+// the delta of its own row alone, and then tells the others.
+// Publishes o; returns the sum of the squares of the row group's.
+DEVICE float delta_rule(Lds &lds, const FromSlot &from_slot, float beta, const Work &work) {
   constexpr float kL2NormEps = 1e-6f;  // inside the sum
-  Columns q = load_columns(lds.section[kQuery], thread);
-  Columns k = load_columns(lds.section[kKey], thread);
-  const Columns decay = load_columns(lds.section[kGates], thread);
-  q = scaled(q, rsqrt_approx(dot(q, q) + kL2NormEps) * kQueryScale);
-  k = scaled(k, rsqrt_approx(dot(k, k) + kL2NormEps));
-  const float k_dot_q = dot(k, q);
+  const Columns q = load_columns(lds.section[kQuery], work.thread);
+  const Columns k = load_columns(lds.section[kKey], work.thread);
+  const Columns decay = load_columns(lds.section[kGates], work.thread);
+  const float q_norm = rsqrt_approx(sum_over_row(partial_dot(q, q)) + kL2NormEps) * kQueryScale;
+  const float k_norm = rsqrt_approx(sum_over_row(partial_dot(k, k)) + kL2NormEps);
+  const float k_dot_q = sum_over_row(partial_dot(k, q)) * q_norm * k_norm;
+  const int lane = work.thread % kLanesPerRow;
 
-  RowOutputs outputs = {0.0f, 0.0f};
+  float square_sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kRowsPerLane; ++i) {
-    Columns s;
+  for (int batch = 0; batch < kRowsPerLane / kRowsTogether; ++batch) {
+    Columns s[kRowsTogether];
+    float along_k[kRowsTogether], along_q[kRowsTogether];
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const f32x4 four = slice.row[i][part];
-      s.pair[2 * part] = f32x2{four[0], four[1]} * decay.pair[2 * part];
-      s.pair[2 * part + 1] = f32x2{four[2], four[3]} * decay.pair[2 * part + 1];
+    for (int i = 0; i < kRowsTogether; ++i) {
+      s[i] = slice_row(lds, from_slot.slice, batch * kRowsTogether + i, work);
+#pragma unroll
+      for (int c = 0; c < kColumnPairs; ++c) s[i].pair[c] *= decay.pair[c];
+      along_k[i] = partial_dot(s[i], k);
+      along_q[i] = partial_dot(s[i], q);
     }
-    const float v = lds.section[kValue][first_row_of(thread) + i * kRowsAtOnce];
-    const float delta = beta * (v - dot(s, k));
-    const float o = multiply_add(delta, k_dot_q, dot(s, q));
-    if (thread % kLanesPerRow == i) outputs.own = o;
-    outputs.square_sum = multiply_add(o, o, outputs.square_sum);
+    const int own = first_row_of(work.thread) + (batch * kRowsTogether + lane / kLanesPerSum) * kRowGroups;
+    const int v = work.member * kRowsPerWorkgroup + own;
+    const float delta = beta * (lds.section[kValue][v] - sum_rows(along_k, lane) * k_norm);
+    const float o = multiply_add(delta, k_dot_q, sum_rows(along_q, lane) * q_norm);
+    if (lane % kLanesPerSum == 0) lds.output[v] = o;
+    square_sum = multiply_add(o, o, square_sum);
+
+    float update[kRowsTogether];
+    tell_row(delta * k_norm, update);
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const f32x2 a = multiply_add(f32x2{delta, delta}, k.pair[2 * part], s.pair[2 * part]);
-      const f32x2 b = multiply_add(f32x2{delta, delta}, k.pair[2 * part + 1], s.pair[2 * part + 1]);
-      store_state(shared_address(address, i, part), address.lane, f32x4{a[0], a[1], b[0], b[1]});
+    for (int i = 0; i < kRowsTogether; ++i) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const f32x2 splat = {update[i], update[i]};
+        const f32x2 a = multiply_add(splat, k.pair[2 * part], s[i].pair[2 * part]);
+        const f32x2 b = multiply_add(splat, k.pair[2 * part + 1], s[i].pair[2 * part + 1]);
+        float *const rows = shared_address(from_slot.address, batch * kRowsTogether + i, part);
+        store_state(rows, from_slot.address.lane, f32x4{a[0], a[1], b[0], b[1]});
+      }
     }
   }
-  return outputs;
+  return sum_over_row(square_sum) * (1.0f / kLanesPerSum);
 }
 
 // ---- stage 3: gated output RMSNorm ----------------------------------------------------------------------------------
-DEVICE void publish_outputs(Lds &lds, const RowOutputs &outputs, int thread) {
-  const int lane = thread % kLanesPerRow;
-  if (lane < kRowsPerLane) lds.output[first_row_of(thread) + lane * kRowsAtOnce] = outputs.own;
-  if (lane == 0) lds.square_sum[thread / kLanesPerRow] = outputs.square_sum;
+// Every member of the team gets every row group's sum of squares.
+DEVICE void publish_square_sum(Lds &lds, float square_sum, const Work &work) {
+  const int lane = work.thread % kLanesPerRow;
+  if (lane < kTeam) {
+    store_to_member(&lds.square_sum[work.member * kRowGroups + work.thread / kLanesPerRow], lane, square_sum);
+  }
 }
+
+// Which member of the team finishes a pair of channels: the one that owns their rows.
+DEVICE bool owns_pair(const Work &work) { return work.pair / (kPairs / kTeam) == work.member; }
 
 // out = o * rsqrt(mean(o^2) + norm_eps) * norm_weight * sigmoid(output_gate), or o itself without the norm.
 template <bool kOutputNorm>
-DEVICE f32x2 finish_output(const Lds &lds, const GateInputs &gates, float norm_eps, int thread, int pair) {
-  const f32x2 o = *reinterpret_cast<const f32x2 *>(&lds.output[2 * pair]);
+DEVICE f32x2 finish_output(const Lds &lds, const GateInputs &gates, float norm_eps, const Work &work) {
+  const f32x2 o = *reinterpret_cast<const f32x2 *>(&lds.output[2 * work.pair]);
   if constexpr (!kOutputNorm) return o;
   static_assert(kRowGroups == kLanesPerRow, "one partial sum per lane of a row");
-  const float mean_square = sum_over_row(lds.square_sum[thread % kLanesPerRow]) * (1.0f / kDim);
+  float square_sum = lds.square_sum[work.thread % kLanesPerRow];
+#pragma unroll
+  for (int member = 1; member < kTeam; ++member) {
+    square_sum += lds.square_sum[member * kRowGroups + work.thread % kLanesPerRow];
+  }
+  const float mean_square = sum_over_row(square_sum) * (1.0f / kDim);
   const float inverse_rms = rsqrt_approx(mean_square + norm_eps);
   const f32x2 gate = to_f32(gates.output_gate);
   return o * f32x2{inverse_rms, inverse_rms} * gates.norm_weight * f32x2{sigmoid(gate[0]), sigmoid(gate[1])};
@@ -476,22 +584,16 @@ DEVICE void store_output(const KdaDecodeParams &p, const Work &work, f32x2 o) {
   store_bf16_pair(p.out + work.row * p.out_row_stride + work.head * kDim + 2 * work.pair, to_bf16(o));
 }
 
-// One workgroup decodes one token of one head: row = workgroup / kHeads, head = workgroup % kHeads.
+// A team of kTeam workgroups decodes one token of one head: row = team / kHeads, head = team % kHeads.
 template <bool kBoundedGate, bool kOutputNorm, bool kConvDs>
 KERNEL void kda_decode_h12_cuda(KdaDecodeParams p) {
-  SHARED Lds lds;
-  const int thread = thread_index();
-  const unsigned workgroup = workgroup_index();
-  Work work;
-  work.row = p.first_row + workgroup / kHeads;
-  work.head = static_cast<int>(workgroup % kHeads);
-  work.section = wave_uniform(thread / kPairs);
-  work.pair = thread % kPairs;
-
+  SHARED_LDS(lds);
+  const Work work = work_of(p, thread_index(), workgroup_index());
+  team_begin();
   wait_for_previous_kernel();
 
   // Ask for what does not depend on the slot, then learn the slot.
-  const int slot = p.state_indices[work.row * p.index_stride];
+  const int slot = *slot_of(p, work.row);
   Conv1dInputs conv;
   GateInputs gates;
   if (work.section == kGates) {
@@ -503,33 +605,30 @@ KERNEL void kda_decode_h12_cuda(KdaDecodeParams p) {
   const float a_log = p.A_log[work.head];
 
   if (is_null_row(p, slot)) {
-    if (work.section == kGates) store_output(p, work, f32x2{0.0f, 0.0f});
+    if (work.section == kGates && owns_pair(work)) store_output(p, work, f32x2{0.0f, 0.0f});
     return;
   }
-
-  // Vector memory answers in order: the small history first, then the whole slice, and only then wait for either.
-  bf16_t *const window = conv_window<kConvDs>(p, slot, work);
-  ConvHistory history;
-  if (work.section != kGates) history = load_history<kConvDs>(window);
-  const SliceAddress address = slice_address(p, slot, work.head, thread);
-  const StateSlice slice = load_slice(address);
+  const FromSlot from_slot = load_from_slot<kConvDs>(lds, p, slot, work, 0);
   pin_issue_order();
 
   if (work.section == kGates) {
     publish(lds, work, decay_of<kBoundedGate>(gates, a_log, p.lower_bound));
   } else {
-    publish(lds, work, conv1d_silu(conv, history));
-    shift_window<kConvDs>(window, history, conv.x);
+    publish(lds, work, conv1d_silu(conv, from_slot.history));
+    if constexpr (kTeam == 1) shift_window<kConvDs>(from_slot.window, from_slot.history, conv.x);
   }
   workgroup_barrier();
-  let_next_kernel_start();
 
-  const RowOutputs outputs = delta_rule(lds, slice, address, sigmoid(beta_logit), thread);
-  publish_outputs(lds, outputs, thread);
-  workgroup_barrier();
+  const float square_sum = delta_rule(lds, from_slot, sigmoid(beta_logit), work);
+  await_team();
+  publish_square_sum(lds, square_sum, work);
+  team_barrier();
 
   if (work.section == kGates) {
-    store_output(p, work, finish_output<kOutputNorm>(lds, gates, p.norm_eps, thread, work.pair));
+    const f32x2 o = finish_output<kOutputNorm>(lds, gates, p.norm_eps, work);
+    if (owns_pair(work)) store_output(p, work, o);
+  } else if constexpr (kTeam > 1) {  // now that the whole team has read it
+    if (work.member == 0) shift_window<kConvDs>(from_slot.window, from_slot.history, conv.x);
   }
 }
 
@@ -556,11 +655,11 @@ extern "C" __attribute__((visibility("default"))) int kda_decode_h12_cuda_launch
   const Kernel kernel = kernels[params->bounded_gate != 0][params->norm_weight != nullptr][params->conv_ds != 0];
 
   // A grid holds fewer than 2^32 threads; a larger batch takes several launches.
-  constexpr long long kRowsPerLaunch = ((1LL << 32) - 1) / kThreads / kHeads;
+  constexpr long long kRowsPerLaunch = ((1LL << 32) - 1) / kThreads / kTeam / kHeads;
   KdaDecodeParams part = *params;
   for (part.first_row = 0; part.first_row < part.rows; part.first_row += kRowsPerLaunch) {
     const long long left = part.rows - part.first_row;
-    const int status = launch(kernel, (left < kRowsPerLaunch ? left : kRowsPerLaunch) * kHeads, part, stream);
+    const int status = launch(kernel, (left < kRowsPerLaunch ? left : kRowsPerLaunch) * kHeads * kTeam, part, stream);
     if (status != 0) return status;
   }
   return 0;

@@ -102,12 +102,14 @@ def in_place_kernels() -> dict[str, Callable[[torch.Tensor], object]]:
         return kernels
     from kdagen.bench_triton import scale_in_place
 
+    dependent = {"launch_pdl": True} if torch.version.hip is None else {}
     for block in (1024, 2048, 4096, 8192):
         for warps in (4, 8):
 
             def run(state: torch.Tensor, block: int = block, warps: int = warps) -> None:
                 grid = (triton.cdiv(state.numel(), block),)
-                scale_in_place[grid](state, state.numel(), BLOCK=block, num_warps=warps)
+                size = state.numel()
+                scale_in_place[grid](state, size, BLOCK=block, DEPENDENT=bool(dependent), num_warps=warps, **dependent)
 
             kernels[f"triton {block}/{warps}"] = run
     return kernels

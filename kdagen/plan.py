@@ -7,12 +7,13 @@ gates); in the recurrence 16 lanes own one row of the state, four neighbouring c
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
-from kdagen.dpp import ROW_LANES, SumPlan, plan_sum
+from kdagen.dpp import ROW_LANES, Control, HalvingPlan, SumPlan, plan_halving, plan_sum, row_newbcast
 from kdagen.errors import PlanError
 from kdagen.spec import KernelSpec
-from kdagen.target import Target
+from kdagen.target import Feature, Target
 
 SECTIONS = 4
 """q, k, v and the gates."""
@@ -24,15 +25,84 @@ NON_STATE_VGPRS = 48
 """Registers beside the slice: q, k, decay (24), one row's dots and delta, the output rows and the addresses."""
 
 
+BARRIER_BYTES = 8
+"""Of the copy into LDS."""
+COPY_ALIGNMENT = 128
+"""Bytes that the destination of a bulk copy is aligned to."""
+
+
+UNROLL_VGPRS = 128
+"""Registers per lane from which batches of rows overlap. On sm_90, 80 spill (nvcc 13.0)."""
+
+
+class SliceIn(enum.Enum):
+    """Where a workgroup's part of the state waits for the recurrence."""
+
+    REGISTERS = "registers"
+    LDS = "lds"
+
+
+class NextStarts(enum.Enum):
+    """When the kernel behind may take its place beside this one, on a target where kernels overlap."""
+
+    AT_END = "at the end"
+    AT_ONCE = "at once"
+    AFTER_PROLOGUE = "after the prologue"
+
+
+class Prefetch(enum.Enum):
+    """What a kernel that took its place early asks into the L2 while the one before still runs."""
+
+    NOTHING = "nothing"
+    INPUTS = "inputs"
+    SLOT = "slot"
+    """The inputs and all that the row's slot holds."""
+
+
 @dataclass(frozen=True)
 class Tuning:
     """What a table row may choose.
 
     Attributes:
         min_waves_per_simd: occupancy the compiler must keep, which caps the registers of a lane.
+        workgroups_per_head: workgroups that share a row and head, each with as many rows of the state: 1, 2, 4 or 8.
+        rows_together: state rows of a lane whose dot products are reduced at once: 1, 2, 4, 8 or 16; no more than it has.
+        slice_in: where the state waits.
+        next_starts: when the kernel behind may start.
+        prefetch: what is asked for while waiting for the kernel before.
+        lookahead: workgroups ahead in the launch whose slot is prefetched, 0 for none; needs prefetch SLOT.
     """
 
     min_waves_per_simd: int = 4
+    workgroups_per_head: int = 1
+    rows_together: int = 8
+    slice_in: SliceIn = SliceIn.REGISTERS
+    next_starts: NextStarts = NextStarts.AT_END
+    prefetch: Prefetch = Prefetch.NOTHING
+    lookahead: int = 0
+
+    @property
+    def slice_in_lds(self) -> bool:
+        """Whether the state waits in LDS."""
+        return self.slice_in is SliceIn.LDS
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether anything is prefetched while waiting."""
+        return self.prefetch is not Prefetch.NOTHING
+
+    @property
+    def prefetches_slot(self) -> bool:
+        """Whether the slot is prefetched, too."""
+        return self.prefetch is Prefetch.SLOT
+
+    @property
+    def trusts_slot(self) -> bool:
+        """Whether the slot read early is used before it is read again.
+
+        It saves a small launch the latency of one load. Where later workgroups are prefetched for it gains nothing.
+        """
+        return self.prefetches_slot and not self.lookahead
 
 
 DEFAULT_TUNING = Tuning()
@@ -43,32 +113,39 @@ class Plan:
     """Numbers a template prints; everything else is derived from them.
 
     Attributes:
+        tuning: what was chosen.
         threads: threads of a workgroup.
         waves: waves of a workgroup.
         pairs: channel pairs of a section, one per thread.
         lanes_per_row: lanes that share a row of the state and its two dot products: a DPP row.
-        rows_per_wave: consecutive state rows (v channels) that one wave owns.
-        rows_at_once: rows that one wave's access covers.
         rows_per_lane: rows that one lane holds a part of.
+        rows_together: rows of a lane that are reduced at once.
         parts: 16-byte accesses per lane and row.
         row_sum: the reduction over the lanes of a row; there are as many row groups, so it also sums their partials.
+        rows_sum: the reduction of rows_together rows at once.
+        tell_row: the way back: the control by which every lane of a row reads each reduced row's first lane.
         lds_bytes: LDS of a workgroup.
         max_vgprs: registers per lane at the wanted occupancy.
-        min_waves_per_simd: waves resident on one SIMD.
     """
 
+    tuning: Tuning
     threads: int
     waves: int
     pairs: int
     lanes_per_row: int
-    rows_per_wave: int
-    rows_at_once: int
     rows_per_lane: int
+    rows_together: int
     parts: int
     row_sum: SumPlan
+    rows_sum: HalvingPlan
+    tell_row: tuple[Control, ...]
     lds_bytes: int
     max_vgprs: int
-    min_waves_per_simd: int
+
+    @property
+    def unrolls_batches(self) -> bool:
+        """Whether all rows of a lane are in flight: registers cannot be indexed, and it takes many."""
+        return not self.tuning.slice_in_lds or self.max_vgprs >= UNROLL_VGPRS
 
     def __str__(self) -> str:
         return (
@@ -83,6 +160,7 @@ def make_plan(spec: KernelSpec, target: Target, tuning: Tuning) -> Plan:
     Raises:
         PlanError: the tuning does not fit the target; the message names the field.
     """
+    _check(tuning, target)
     dim = spec.head_dim
     pairs = dim // CHANNELS_PER_THREAD
     threads = SECTIONS * pairs
@@ -93,32 +171,59 @@ def make_plan(spec: KernelSpec, target: Target, tuning: Tuning) -> Plan:
             f"on one section, got {target.wave_size} ({target.name})"
         )
     parts = dim // (lanes * VECTOR)
-    rows_per_lane = dim * lanes // threads
-    slice_vgprs = rows_per_lane * parts * VECTOR
-    waves = tuning.min_waves_per_simd
-    if not isinstance(waves, int) or waves < 1:
-        raise PlanError(f"min_waves_per_simd: expected an int of 1 or more, got {waves!r}")
-    max_vgprs = target.vgprs // waves
+    team = tuning.workgroups_per_head
+    rows_per_lane = dim // team * lanes // threads
+    rows_together = min(tuning.rows_together, rows_per_lane)
+    in_lds = tuning.slice_in_lds
+    slice_vgprs = (rows_together if in_lds else rows_per_lane) * parts * VECTOR
+    max_vgprs = target.vgprs // tuning.min_waves_per_simd
     if slice_vgprs + NON_STATE_VGPRS > max_vgprs:
         raise PlanError(
             f"min_waves_per_simd: expected room for {slice_vgprs} state registers and {NON_STATE_VGPRS} others, "
-            f"got {max_vgprs} per lane at {waves} waves"
+            f"got {max_vgprs} per lane at {tuning.min_waves_per_simd} waves"
         )
     row_groups = threads // lanes
-    lds_bytes = 4 * (SECTIONS * dim + dim + row_groups)
+    lds_bytes = 4 * (SECTIONS * dim + dim + team * row_groups)
+    if in_lds:
+        lds_bytes = -(-(lds_bytes + BARRIER_BYTES) // COPY_ALIGNMENT) * COPY_ALIGNMENT + spec.state_bytes // team
     if lds_bytes > target.lds_bytes:
         raise PlanError(f"lds_bytes: expected at most {target.lds_bytes} on {target.name}, got {lds_bytes}")
     return Plan(
+        tuning=tuning,
         threads=threads,
         waves=threads // target.wave_size,
         pairs=pairs,
         lanes_per_row=lanes,
-        rows_per_wave=dim // (threads // target.wave_size),
-        rows_at_once=target.wave_size // lanes,
         rows_per_lane=rows_per_lane,
+        rows_together=rows_together,
         parts=parts,
         row_sum=plan_sum(lanes),
+        rows_sum=plan_halving(rows_together),
+        tell_row=tuple(row_newbcast(i * lanes // rows_together) for i in range(rows_together)),
         lds_bytes=lds_bytes,
         max_vgprs=max_vgprs,
-        min_waves_per_simd=waves,
     )
+
+
+def _check(tuning: Tuning, target: Target) -> None:
+    """The fields of a tuning that need no plan to be judged."""
+    if not isinstance(tuning.min_waves_per_simd, int) or tuning.min_waves_per_simd < 1:
+        raise PlanError(f"min_waves_per_simd: expected an int of 1 or more, got {tuning.min_waves_per_simd!r}")
+    if tuning.workgroups_per_head not in (1, 2, 4, 8):
+        raise PlanError(f"workgroups_per_head: expected 1, 2, 4 or 8, got {tuning.workgroups_per_head!r}")
+    if not isinstance(tuning.lookahead, int) or tuning.lookahead < 0:
+        raise PlanError(f"lookahead: expected an int of 0 or more, got {tuning.lookahead!r}")
+    if tuning.lookahead and not tuning.prefetches_slot:
+        raise PlanError(f"lookahead: expected 0 without prefetch SLOT, got {tuning.lookahead}")
+    for field, used, feature in (
+        ("workgroups_per_head", tuning.workgroups_per_head > 1, Feature.CLUSTERS),
+        ("slice_in", tuning.slice_in_lds, Feature.BULK_COPIES),
+        ("next_starts", tuning.next_starts is not NextStarts.AT_END, Feature.EARLY_START),
+        ("prefetch", tuning.prefetches, Feature.EARLY_START),
+    ):
+        if used and feature not in target.features:
+            got = getattr(tuning, field)
+            raise PlanError(
+                f"{field}: expected {getattr(DEFAULT_TUNING, field)} on {target.name}, which has no {feature.value}, "
+                f"got {got}"
+            )

@@ -93,6 +93,7 @@ def render(variant: Variant, folder: Path | None = None) -> str:
         "spec": variant.spec,
         "target": variant.target,
         "plan": plan,
+        "tuning": plan.tuning,
         **_SHARED,
         "instances": [_instance_text(instance) for instance in INSTANCES],
         "query_scale": _float_literal(variant.spec.head_dim**-0.5),

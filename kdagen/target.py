@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from kdagen.errors import SpecError
+
+
+class Feature(enum.Enum):
+    """What hardware of some targets can do, and some tunings need."""
+
+    CLUSTERS = "clusters of workgroups"
+    BULK_COPIES = "bulk copies into LDS"
+    EARLY_START = "kernels that start before the one before has ended"
 
 
 @dataclass(frozen=True)
@@ -23,6 +32,7 @@ class Target:
         compiler: kind of compiler, as kdagen.toolchain names it.
         suffix: file suffix of generated sources.
         flags: what the compiler is told beyond the arch.
+        features: what its primitives have beyond those that every target has.
     """
 
     name: str
@@ -36,6 +46,7 @@ class Target:
     compiler: str
     suffix: str
     flags: tuple[str, ...]
+    features: tuple[Feature, ...] = ()
 
 
 CDNA = Target(
@@ -59,7 +70,7 @@ CUDA = Target(
     name="cuda",
     archs=("sm_90",),  # H100, H200
     wave_size=32,
-    lds_bytes=48 * 1024,  # without asking for more
+    lds_bytes=227 * 1024,
     vgprs=64 * 1024 // (4 * 32),  # a register file of 64 K words, four schedulers, 32 lanes
     primitives="cuda.cu.j2",
     include="<cuda_runtime.h>",
@@ -67,6 +78,7 @@ CUDA = Target(
     compiler="cuda",
     suffix=".cu",
     flags=("-std=c++17", "-O3"),
+    features=tuple(Feature),
 )
 
 TARGETS: tuple[Target, ...] = (CDNA, CUDA)
