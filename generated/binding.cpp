@@ -4,8 +4,10 @@
 // current stream of the tensors' device, or compute on the CPU. A build with GPU kernels defines
 // KDAGEN_KERNELS and brings its target's list of them as kernels.inc; other head counts join at run time through
 // kdagen_register_kernel.
+#include <limits>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -15,7 +17,7 @@
 
 extern "C" {
 #if defined(KDAGEN_KERNELS)
-#define KDAGEN_VARIANT(heads, launch) int launch(const KdaDecodeParams *params, void *stream);
+#define KDAGEN_VARIANT(heads, most_work, launch) int launch(const KdaDecodeParams *params, void *stream);
 #define KDAGEN_ERROR_TEXT(function)  \
   const char *function(int status); \
   static const char *error_text(int status) { return function(status); }
@@ -32,29 +34,37 @@ namespace {
 
 using Launch = int (*)(const KdaDecodeParams *params, void *stream);
 
+// A kernel serves one head count and the batches of at most so much work, rows * heads, that no other serves.
+using Key = std::pair<int64_t, int64_t>;  // heads, most work
+constexpr int64_t kAnyWork = std::numeric_limits<int64_t>::max();
+
 std::mutex kernels_mutex;
 
-std::map<int64_t, Launch> &kernels() {
-  static std::map<int64_t, Launch> by_heads = {
+std::map<Key, Launch> &kernels() {
+  static std::map<Key, Launch> by_key = {
 #if defined(KDAGEN_KERNELS)
-#define KDAGEN_VARIANT(heads, launch) {heads, launch},
+#define KDAGEN_VARIANT(heads, most_work, launch) {{heads, most_work}, launch},
 #define KDAGEN_ERROR_TEXT(function)
 #include "kernels.inc"
 #endif
   };
-  return by_heads;
+  return by_key;
 }
 
 std::string text_of_kernels() {
   std::string text;
-  for (const auto &kernel : kernels()) text += (text.empty() ? "" : ", ") + std::to_string(kernel.first);
+  int64_t last = 0;
+  for (const auto &[key, launch] : kernels()) {
+    if (key.first != last) text += (text.empty() ? "" : ", ") + std::to_string(key.first);
+    last = key.first;
+  }
   return text.empty() ? "none: this build has no GPU kernels" : text;
 }
 
-Launch find_kernel(int64_t heads) {
+Launch find_kernel(int64_t heads, int64_t rows) {
   const std::lock_guard<std::mutex> lock(kernels_mutex);
-  const auto found = kernels().find(heads);
-  if (found != kernels().end()) return found->second;
+  const auto found = kernels().lower_bound({heads, rows * heads});
+  if (found != kernels().end() && found->first.first == heads) return found->second;
   refuse("state", "a head count with a kernel (" + text_of_kernels() + ")",
          std::to_string(heads) + " heads; `kdagen.load(heads=[" + std::to_string(heads) + "])` builds one");
 }
@@ -118,7 +128,7 @@ std::string text_of_status(int status) {
 }
 
 void launch_kernel(int64_t heads, const KdaDecodeParams &params, void *stream) {
-  const int status = find_kernel(heads)(&params, stream);
+  const int status = find_kernel(heads, params.rows)(&params, stream);
   if (status != 0) {
     throw std::runtime_error("expected the kernel for " + std::to_string(heads) + " heads to launch, got " +
                              text_of_status(status));
@@ -147,10 +157,13 @@ void fused_kda_decode(Tensor x, Tensor weight, std::optional<Tensor> bias, Tenso
 }  // namespace
 }  // namespace kdagen
 
-// Adds a kernel for another head count; returns 0, or 1 if that head count has one already (the old one stays).
-extern "C" __attribute__((visibility("default"))) int kdagen_register_kernel(int64_t heads, void *launch) {
+// Adds a kernel for batches of at most most_work = rows * heads (0: of any size) of a head count; returns 0, or 1 if
+// there is one for just these already (the old one stays).
+extern "C" __attribute__((visibility("default"))) int kdagen_register_kernel(int64_t heads, int64_t most_work,
+                                                                            void *launch) {
   const std::lock_guard<std::mutex> lock(kdagen::kernels_mutex);
-  return kdagen::kernels().emplace(heads, reinterpret_cast<kdagen::Launch>(launch)).second ? 0 : 1;
+  const kdagen::Key key = {heads, most_work == 0 ? kdagen::kAnyWork : most_work};
+  return kdagen::kernels().emplace(key, reinterpret_cast<kdagen::Launch>(launch)).second ? 0 : 1;
 }
 
 // Launches by raw device addresses, unchecked; returns null, or what went wrong (valid until the thread's next call).

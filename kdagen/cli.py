@@ -15,7 +15,7 @@ from kdagen.paths import generated_dir
 from kdagen.spec import INSTANCES
 from kdagen.table import aligned
 from kdagen.target import CDNA, TARGETS, Target, target_of
-from kdagen.variants import VARIANTS, Variant, on_demand
+from kdagen.variants import VARIANTS, Variant, variants_of
 
 _DESCRIPTION = """\
 kdagen renders, checks and proves fused KDA decode kernels: one launch for the conv1d update, the gated
@@ -146,7 +146,9 @@ def _archs(text: str) -> tuple[str, ...]:
 
 def _variants(heads: tuple[int, ...] | None, targets: Sequence[Target] = TARGETS) -> list[Variant]:
     chosen = [variant for variant in VARIANTS if variant.target in targets]
-    return chosen if heads is None else [on_demand(count, target) for target in targets for count in heads]
+    if heads is None:
+        return chosen
+    return [variant for target in targets for count in heads for variant in variants_of(count, target)]
 
 
 def _build(arguments: argparse.Namespace) -> int:
@@ -221,16 +223,17 @@ def _list(arguments: argparse.Namespace) -> int:
         (
             variant.name,
             str(variant.spec.num_heads),
+            "any" if variant.band.most_work is None else str(variant.band.most_work // variant.spec.num_heads),
             ",".join(variant.target.archs),
-            f"rows*{variant.spec.num_heads} x {variant.plan.threads}",
+            f"rows*{variant.spec.num_heads * variant.tuning.workgroups_per_head} x {variant.plan.threads}",
             str(variant.plan.lds_bytes),
             str(variant.plan.max_vgprs),
             variant.reason,
         )
         for variant in VARIANTS
     ]
-    header = ("variant", "heads", "archs", "grid x threads", "LDS B", "registers <=", "serves")
-    print(aligned(header, rows, right=(1, 4, 5)))
+    header = ("variant", "heads", "rows <=", "archs", "grid x threads", "LDS B", "registers <=", "serves")
+    print(aligned(header, rows, right=(1, 2, 5, 6)))
     print(f"\nEach has {len(INSTANCES)} instances: " + ", ".join(instance.name for instance in INSTANCES))
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,14 @@ SEED_ARCHS = ("gfx942", "gfx950")
 
 @dataclass(frozen=True)
 class Kernel:
-    """A generated kernel: its variant name, what it serves, its source file and its extern "C" launcher."""
+    """A generated kernel: its variant name, what it serves, its source file and its extern "C" launcher.
+
+    It serves batches whose rows times heads are at most `most_work` (None: all), unless one with a lower limit does.
+    """
 
     name: str
     num_heads: int
+    most_work: int | None
     target: str
     archs: tuple[str, ...]
     source: str
@@ -39,15 +44,17 @@ def table() -> tuple[Kernel, ...]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     rows: tuple[tuple[Any, ...], ...] = module.KERNELS
-    return tuple(Kernel(name, heads, target, tuple(archs), *rest) for name, heads, target, archs, *rest in rows)
+    return tuple(
+        Kernel(name, heads, work, target, tuple(archs), *rest) for name, heads, work, target, archs, *rest in rows
+    )
 
 
-_on_demand: dict[tuple[int, str], Kernel] = {}
+_on_demand: dict[str, Kernel] = {}
 
 
 def register(kernel: Kernel) -> None:
-    """Add a kernel that was built on demand; a second one for the same shape and target replaces the first."""
-    _on_demand[kernel.num_heads, kernel.target] = kernel
+    """Add a kernel that was built on demand; a second one of the same name replaces the first."""
+    _on_demand[kernel.name] = kernel
 
 
 def kernels() -> tuple[Kernel, ...]:
@@ -55,8 +62,8 @@ def kernels() -> tuple[Kernel, ...]:
     return (*table(), *_on_demand.values())
 
 
-def find(shape: LayerShape, arch: str) -> Kernel:
-    """The kernel for a shape on an architecture such as "gfx942".
+def find(shape: LayerShape, arch: str, rows: int = 1) -> Kernel:
+    """The kernel for batches of `rows` rows of a shape on an architecture such as "gfx942".
 
     Raises:
         NoKernelError: there is none; the message says why, what exists and how to add it.
@@ -64,7 +71,20 @@ def find(shape: LayerShape, arch: str) -> Kernel:
     reason = why_unsupported(shape, arch)
     if reason is not None:
         raise NoKernelError(reason)
-    return next(kernel for kernel in kernels() if kernel.num_heads == shape.num_heads and arch in kernel.archs)
+    serving = by_work(shape.num_heads, arch)
+    return next(k for k in serving if k.most_work is None or rows * shape.num_heads <= k.most_work)
+
+
+def by_work(num_heads: int, arch: str) -> list[Kernel]:
+    """The kernels of a head count on an architecture, the one for the smallest batches first."""
+    found = [kernel for kernel in kernels() if kernel.num_heads == num_heads and arch in kernel.archs]
+    return sorted(found, key=lambda kernel: math.inf if kernel.most_work is None else kernel.most_work)
+
+
+def least_rows(num_heads: int, arch: str) -> list[int]:
+    """For each kernel of a head count on an architecture, the rows of the smallest batch that it serves."""
+    limits = [kernel.most_work for kernel in by_work(num_heads, arch)]
+    return [1, *(limit // num_heads + 1 for limit in limits if limit is not None)]
 
 
 def why_unsupported(shape: LayerShape, arch: str | None) -> str | None:
@@ -142,11 +162,12 @@ def current_arch() -> str | None:
 
     if not torch.cuda.is_available():
         return None
-    return _arch_of(torch.cuda.current_device())
+    return arch_of(torch.cuda.current_device())
 
 
 @cache
-def _arch_of(device: int) -> str:
+def arch_of(device: int) -> str:
+    """Architecture of a GPU by its index; asks the driver once."""
     import torch
 
     properties = torch.cuda.get_device_properties(device)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import ctypes
+import itertools
 import threading
 from collections.abc import Iterable, Sequence
 
@@ -18,7 +20,8 @@ from kdagen.target import Target
 
 _lock = threading.RLock()
 _library: ctypes.CDLL | None = None
-_ready: set[tuple[str, int]] = set()  # (device, heads) whose kernel has been launched
+_ready: set[tuple[str, int, int]] = set()  # (device, heads, index of the kernel by work) that have been launched
+_limits: dict[int, list[int]] = {}  # by head count: the most work of each of its kernels but the last
 
 
 def is_loaded() -> bool:
@@ -83,20 +86,23 @@ def table_request(target: Target | None, archs: Sequence[str]) -> _build.Request
 
 def _load_on_demand(num_heads: int, target: Target, archs: Sequence[str]) -> None:
     from kdagen.render import render
-    from kdagen.variants import on_demand
+    from kdagen.variants import variants_of
 
-    variant = on_demand(num_heads, target)
-    path = _build.build(_build.Request({variant.file_name: render(variant)}, target, tuple(archs)))
-    launcher = ctypes.cast(getattr(ctypes.CDLL(str(path)), variant.launch_symbol), ctypes.c_void_p)
+    variants = variants_of(num_heads, target)
+    path = _build.build(_build.Request({v.file_name: render(v) for v in variants}, target, tuple(archs)))
+    library = ctypes.CDLL(str(path))
     assert _library is not None
-    _library.kdagen_register_kernel(ctypes.c_int64(num_heads), launcher)
-    dispatch.register(
-        dispatch.Kernel(variant.name, num_heads, target.name, target.archs, variant.file_name, variant.launch_symbol)
-    )
+    for variant in variants:
+        launcher = ctypes.cast(getattr(library, variant.launch_symbol), ctypes.c_void_p)
+        work = variant.band.most_work
+        _library.kdagen_register_kernel(ctypes.c_int64(num_heads), ctypes.c_int64(work or 0), launcher)
+        names = (variant.file_name, variant.launch_symbol)
+        _limits.pop(num_heads, None)
+        dispatch.register(dispatch.Kernel(variant.name, num_heads, work, target.name, target.archs, *names))
 
 
 def prepare(heads: Iterable[int], *, device: torch.device | str | None = None, archs: Sequence[str] = ()) -> None:
-    """Make a process ready to capture the op in a graph: load it and launch each kernel once on a null row.
+    """Make a process ready to capture the op in a graph: load it and launch each kernel once on null rows.
 
     Args:
         heads: local head counts that will be called.
@@ -111,13 +117,18 @@ def prepare(heads: Iterable[int], *, device: torch.device | str | None = None, a
         raise NotReadyError("expected kdagen.prepare() before the graph capture, got it inside one")
     load(counts if _build.torch_target() is not None else (), archs=archs)
     place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    place = _indexed(place)
     for count in counts:
-        for bound, norm, layout in ((b, n, d) for b in (-5.0, None) for n in (True, False) for d in (True, False)):
-            _launch_on_a_null_row(count, place, bound, norm, layout)
-        _ready.add((str(_indexed(place)), count))
+        batches = [1] if place.index is None else dispatch.least_rows(count, dispatch.arch_of(place.index))
+        for index, rows in enumerate(batches):
+            for bound, norm, ds in itertools.product((-5.0, None), (True, False), (True, False)):
+                _launch_on_null_rows(count, rows, place, bound, norm, ds)
+            _ready.add((str(place), count, index))
 
 
-def _launch_on_a_null_row(num_heads: int, device: torch.device, bound: float | None, norm: bool, ds: bool) -> None:
+def _launch_on_null_rows(
+    num_heads: int, rows: int, device: torch.device, bound: float | None, norm: bool, ds: bool
+) -> None:
     channels, bf16 = num_heads * 128, torch.bfloat16
 
     def zeros(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -125,19 +136,19 @@ def _launch_on_a_null_row(num_heads: int, device: torch.device, bound: float | N
 
     conv = zeros(1, 3 * channels, 3, dtype=bf16) if ds else zeros(1, 3, 3 * channels, dtype=bf16).transpose(1, 2)
     torch.ops.kdagen.fused_kda_decode(
-        zeros(1, 3 * channels, dtype=bf16),
+        zeros(rows, 3 * channels, dtype=bf16),
         zeros(3, 4, channels),
         None,
         conv,
-        zeros(1, 1, num_heads, 128, dtype=bf16),
-        zeros(1, 1, num_heads, dtype=bf16),
+        zeros(1, rows, num_heads, 128, dtype=bf16),
+        zeros(1, rows, num_heads, dtype=bf16),
         zeros(num_heads),
         zeros(channels),
-        torch.full((1,), -1, dtype=torch.int32, device=device),
+        torch.full((rows,), -1, dtype=torch.int32, device=device),
         zeros(1, num_heads, 128, 128),
-        zeros(1, 1, num_heads, 128, dtype=bf16),
+        zeros(1, rows, num_heads, 128, dtype=bf16),
         bound,
-        zeros(1, num_heads, 128, dtype=bf16) if norm else None,
+        zeros(rows, num_heads, 128, dtype=bf16) if norm else None,
         zeros(128) if norm else None,
     )
 
@@ -203,7 +214,7 @@ def fused_kda_decode(
     if check_indices:
         _check_indices(state_indices, first_live_slot, state.size(0))
     if not torch.compiler.is_compiling() and x.is_cuda:
-        _note_first_call(x, state.size(1))
+        _note_first_call(x.device, state.size(1), x.size(0))
     torch.ops.kdagen.fused_kda_decode(
         x,
         weight,
@@ -229,7 +240,7 @@ def launch(num_heads: int, params: KdaDecodeParams, stream: int = 0) -> None:
     """Launch a kernel by raw device addresses, for an engine without torch tensors. Nothing is checked.
 
     Args:
-        num_heads: local head count.
+        num_heads: local head count; with params.rows it chooses the kernel.
         params: addresses, strides in elements and numbers; see `kdagen.abi.PARAMS`.
         stream: address of the HIP stream; 0 is the default stream.
 
@@ -256,9 +267,12 @@ def _check_indices(state_indices: torch.Tensor, first_live_slot: int, slots: int
             raise ArgumentError(f"state_indices: expected each live slot once, got {slot} {live.count(slot)} times")
 
 
-def _note_first_call(x: torch.Tensor, num_heads: int) -> None:
+def _note_first_call(device: torch.device, num_heads: int, rows: int) -> None:
     """The first launch of a kernel loads it onto the device, which a capture does not survive."""
-    key = (str(x.device), num_heads)
+    if num_heads not in _limits and device.index is not None:
+        kernels = dispatch.by_work(num_heads, dispatch.arch_of(device.index))
+        _limits[num_heads] = [kernel.most_work for kernel in kernels if kernel.most_work is not None]
+    key = (str(device), num_heads, bisect.bisect_left(_limits.get(num_heads, []), rows * num_heads))
     if key in _ready:
         return
     if _capturing():

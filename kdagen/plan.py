@@ -7,13 +7,13 @@ gates); in the recurrence 16 lanes own one row of the state, four neighbouring c
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
 from kdagen.dpp import ROW_LANES, Control, HalvingPlan, SumPlan, plan_halving, plan_sum, row_newbcast
 from kdagen.errors import PlanError
 from kdagen.spec import KernelSpec
 from kdagen.target import Feature, Target
+from kdagen.tuning import DEFAULT_TUNING, NextStarts, Tuning
 
 SECTIONS = 4
 """q, k, v and the gates."""
@@ -23,89 +23,12 @@ VECTOR = 4
 """State columns per access: 4 fp32, 16 bytes."""
 NON_STATE_VGPRS = 48
 """Registers beside the slice: q, k, decay (24), one row's dots and delta, the output rows and the addresses."""
-
-
 BARRIER_BYTES = 8
 """Of the copy into LDS."""
 COPY_ALIGNMENT = 128
 """Bytes that the destination of a bulk copy is aligned to."""
-
-
 UNROLL_VGPRS = 128
 """Registers per lane from which batches of rows overlap. On sm_90, 80 spill (nvcc 13.0)."""
-
-
-class SliceIn(enum.Enum):
-    """Where a workgroup's part of the state waits for the recurrence."""
-
-    REGISTERS = "registers"
-    LDS = "lds"
-
-
-class NextStarts(enum.Enum):
-    """When the kernel behind may take its place beside this one, on a target where kernels overlap."""
-
-    AT_END = "at the end"
-    AT_ONCE = "at once"
-    AFTER_PROLOGUE = "after the prologue"
-
-
-class Prefetch(enum.Enum):
-    """What a kernel that took its place early asks into the L2 while the one before still runs."""
-
-    NOTHING = "nothing"
-    INPUTS = "inputs"
-    SLOT = "slot"
-    """The inputs and all that the row's slot holds."""
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """What a table row may choose.
-
-    Attributes:
-        min_waves_per_simd: occupancy the compiler must keep, which caps the registers of a lane.
-        workgroups_per_head: workgroups that share a row and head, each with as many rows of the state: 1, 2, 4 or 8.
-        rows_together: state rows of a lane whose dot products are reduced at once: 1, 2, 4, 8 or 16; no more than it has.
-        slice_in: where the state waits.
-        next_starts: when the kernel behind may start.
-        prefetch: what is asked for while waiting for the kernel before.
-        lookahead: workgroups ahead in the launch whose slot is prefetched, 0 for none; needs prefetch SLOT.
-    """
-
-    min_waves_per_simd: int = 4
-    workgroups_per_head: int = 1
-    rows_together: int = 8
-    slice_in: SliceIn = SliceIn.REGISTERS
-    next_starts: NextStarts = NextStarts.AT_END
-    prefetch: Prefetch = Prefetch.NOTHING
-    lookahead: int = 0
-
-    @property
-    def slice_in_lds(self) -> bool:
-        """Whether the state waits in LDS."""
-        return self.slice_in is SliceIn.LDS
-
-    @property
-    def prefetches(self) -> bool:
-        """Whether anything is prefetched while waiting."""
-        return self.prefetch is not Prefetch.NOTHING
-
-    @property
-    def prefetches_slot(self) -> bool:
-        """Whether the slot is prefetched, too."""
-        return self.prefetch is Prefetch.SLOT
-
-    @property
-    def trusts_slot(self) -> bool:
-        """Whether the slot read early is used before it is read again.
-
-        It saves a small launch the latency of one load. Where later workgroups are prefetched for it gains nothing.
-        """
-        return self.prefetches_slot and not self.lookahead
-
-
-DEFAULT_TUNING = Tuning()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,8 @@ def render(variant: Variant, folder: Path | None = None) -> str:
         "tuning": plan.tuning,
         **_SHARED,
         "instances": [_instance_text(instance) for instance in INSTANCES],
+        "tuning_lines": textwrap.wrap(str(plan.tuning), 100),
+        "reason_lines": textwrap.wrap(variant.band.reason, 100),
         "query_scale": _float_literal(variant.spec.head_dim**-0.5),
     }
     what = f"variant {variant.name}"

@@ -1,27 +1,34 @@
-"""THE table: every kernel that exists. To add a head count, add one line to _HEADS and run `kdagen build`."""
+"""THE table: every kernel that exists. To add a head count, add one line to _HEADS and run `kdagen build`.
+
+Each head count has one kernel for every band of batch sizes (kdagen/bands.py) of every target.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kdagen.plan import DEFAULT_TUNING, Plan, Tuning, make_plan
+from kdagen.bands import BANDS
+from kdagen.plan import Plan, make_plan
 from kdagen.spec import KernelSpec
 from kdagen.target import CDNA, TARGETS, Target
+from kdagen.tuning import Band, Tuning
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One row: a kernel, its target, its tuning and the reason it exists (printed in the generated file)."""
+    """One row: a kernel, its target, the reason it exists (printed in the generated file) and its band."""
 
     spec: KernelSpec
     target: Target
     reason: str
-    tuning: Tuning = DEFAULT_TUNING
+    band: Band
 
     @property
     def name(self) -> str:
-        """File stem, kernel symbol and test id, such as `kda_decode_h12_cdna`."""
-        return f"{self.spec.name}_{self.target.name}"
+        """File stem, kernel symbol and test id, such as `kda_decode_h12_cdna` or `kda_decode_h12_w16_cuda`."""
+        token = "" if self.band.most_work is None else f"_w{self.band.most_work}"
+        return f"{self.spec.name}{token}_{self.target.name}"
 
     @property
     def file_name(self) -> str:
@@ -32,6 +39,11 @@ class Variant:
     def launch_symbol(self) -> str:
         """The extern "C" launcher in the generated source."""
         return self.name + "_launch"
+
+    @property
+    def tuning(self) -> Tuning:
+        """What its band chose."""
+        return self.band.tuning
 
     @property
     def plan(self) -> Plan:
@@ -51,21 +63,36 @@ _HEADS: dict[int, str] = {
     64: "KDA models of 64 heads at TP 1",
     96: "Kimi-K3 (96 heads) at TP 1",
 }
-"""Local head counts and who has them; each is one kernel for every target."""
+"""Local head counts and who has them."""
+
+
+def bands_of(num_heads: int, bands: Iterable[Band]) -> tuple[Band, ...]:
+    """The bands that some batch of a head count falls into: with 96 heads, no batch has a work of 16 or less."""
+    found, most_rows = [], 0
+    for band in bands:
+        rows = None if band.most_work is None else band.most_work // num_heads
+        if rows is None or rows > most_rows:
+            found.append(band)
+            most_rows = rows or most_rows
+    return tuple(found)
+
+
+def variants_of(num_heads: int, target: Target = CDNA) -> tuple[Variant, ...]:
+    """The kernels of a head count, in the table or not, by the size of the batches that they serve.
+
+    Raises:
+        SpecError: a head count that no kernel can have.
+    """
+    spec = KernelSpec(num_heads)
+    reason = _HEADS.get(num_heads, "asked for on the command line, not in the table")
+    return tuple(Variant(spec, target, reason, band) for band in bands_of(num_heads, BANDS[target.name]))
+
 
 VARIANTS: tuple[Variant, ...] = tuple(
-    Variant(KernelSpec(num_heads), target, reason) for target in TARGETS for num_heads, reason in _HEADS.items()
+    variant for target in TARGETS for num_heads in _HEADS for variant in variants_of(num_heads, target)
 )
 
 
 def of_target(target: Target) -> tuple[Variant, ...]:
-    """The rows of one target, by head count."""
+    """The rows of one target, by head count and size of the batches."""
     return tuple(variant for variant in VARIANTS if variant.target is target)
-
-
-def on_demand(num_heads: int, target: Target = CDNA) -> Variant:
-    """A row for a head count, from the table if it is there; raises SpecError for one that cannot exist."""
-    for variant in VARIANTS:
-        if variant.spec.num_heads == num_heads and variant.target is target:
-            return variant
-    return Variant(KernelSpec(num_heads), target, "asked for on the command line, not in the table")

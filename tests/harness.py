@@ -10,7 +10,7 @@ import torch
 from kdagen import emulator, grading, reference
 from kdagen.paths import generated_dir
 from kdagen.render import render
-from kdagen.variants import VARIANTS, on_demand
+from kdagen.variants import VARIANTS, Variant, variants_of
 
 ABSENT = 1021
 """A head count that no table will have."""
@@ -18,10 +18,16 @@ ABSENT = 1021
 Arguments = dict[str, Any]
 
 
+def cdna_variant(num_heads: int) -> Variant:
+    """The kernel of a head count for CDNA, in the table or not."""
+    (variant,) = variants_of(num_heads)
+    return variant
+
+
 @functools.cache
 def emulated(num_heads: int) -> emulator.EmulatedKernel:
     """The kernel of a head count: the committed file where the table has it, else a rendering."""
-    variant = on_demand(num_heads)
+    variant = cdna_variant(num_heads)
     source = generated_dir() / variant.file_name if variant in VARIANTS else render(variant)
     return emulator.compile_source(source, lds_bytes=variant.plan.lds_bytes)
 
@@ -30,7 +36,7 @@ def run(arguments: Arguments, num_heads: int, **options: Any) -> emulator.Launch
     """One launch on the emulator, which must find no fault; conv_state, state and out are updated in place."""
     report = emulator.run_decode(
         emulated(num_heads),
-        on_demand(num_heads).launch_symbol,
+        cdna_variant(num_heads).launch_symbol,
         **arguments,
         options=emulator.EmulatorOptions(**options),
     )

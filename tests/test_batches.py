@@ -4,8 +4,7 @@ import torch
 
 from kdagen import emulator
 from kdagen.render import render
-from kdagen.variants import on_demand
-from tests.harness import assert_graded, copied, plain_arguments, run
+from tests.harness import assert_graded, cdna_variant, copied, plain_arguments, run
 
 
 def test_a_batch_of_more_than_65535_rows():
@@ -26,12 +25,12 @@ def test_a_batch_of_more_than_65535_rows():
 
 def test_a_batch_past_the_threads_of_one_grid_takes_several_launches():
     """With the limit lowered to two rows a launch: the text's own loop, on a batch that a test can run."""
-    text = render(on_demand(4))
-    limit = "((1LL << 32) - 1) / kThreads / kHeads"
+    text = render(cdna_variant(4))
+    limit = "((1LL << 32) - 1) / kThreads / kTeam / kHeads"
     assert limit in text
-    kernel = emulator.compile_source(text.replace(limit, "2"), lds_bytes=on_demand(4).plan.lds_bytes)
+    kernel = emulator.compile_source(text.replace(limit, "2"), lds_bytes=cdna_variant(4).plan.lds_bytes)
     before = plain_arguments(4, [3, 1, 0, 4, 2], 6)
     after = copied(before)
-    report = emulator.run_decode(kernel, on_demand(4).launch_symbol, **after)
+    report = emulator.run_decode(kernel, cdna_variant(4).launch_symbol, **after)
     assert report.faults == () and report.workgroups == 5 * 4
     assert_graded(before, after)

@@ -9,8 +9,8 @@ import kdagen
 from kdagen import dispatch
 from kdagen.errors import NoKernelError
 from kdagen.spec import ConvLayout, DType, LayerShape
-from kdagen.target import CDNA
-from kdagen.variants import VARIANTS, of_target
+from kdagen.target import CDNA, CUDA
+from kdagen.variants import VARIANTS, of_target, variants_of
 from tests.harness import ABSENT
 
 BF16 = torch.bfloat16
@@ -32,8 +32,8 @@ def on_mi300x(monkeypatch):
 
 
 def test_the_registry_is_the_table():
-    assert [(k.name, k.num_heads, k.source, k.launch_symbol) for k in dispatch.table()] == [
-        (v.name, v.spec.num_heads, v.file_name, v.launch_symbol) for v in VARIANTS
+    assert [(k.name, k.num_heads, k.most_work, k.source, k.launch_symbol) for k in dispatch.table()] == [
+        (v.name, v.spec.num_heads, v.band.most_work, v.file_name, v.launch_symbol) for v in VARIANTS
     ]
 
 
@@ -74,11 +74,25 @@ def test_fr_71_anything_else_is_refused_with_its_reason(shape, arch, reason):
 
 def test_each_target_has_its_own_kernel_of_a_head_count():
     assert kdagen.find(LayerShape(12), "gfx942").source == "kda_decode_h12_cdna.hip"
-    assert kdagen.find(LayerShape(12), "sm_90").source == "kda_decode_h12_cuda.cu"
+    assert kdagen.find(LayerShape(12), "sm_90", rows=256).source == "kda_decode_h12_cuda.cu"
+
+
+@pytest.mark.parametrize("heads", sorted({variant.spec.num_heads for variant in of_target(CUDA)}))
+def test_each_band_of_batches_has_its_own_kernel(heads):
+    bands = {kernel.name: kernel for kernel in dispatch.by_work(heads, "sm_90")}
+    assert [v.name for v in variants_of(heads, CUDA)] == list(bands)
+    smallest = dispatch.least_rows(heads, "sm_90")
+    assert [dispatch.find(LayerShape(heads), "sm_90", rows).name for rows in smallest] == list(bands)
+    for rows in range(1, 300):
+        work = dispatch.find(LayerShape(heads), "sm_90", rows).most_work
+        lower = [
+            k.most_work for k in bands.values() if k.most_work is not None and (work is None or k.most_work < work)
+        ]
+        assert (work is None or rows * heads <= work) and all(rows * heads > limit for limit in lower)
 
 
 def test_a_kernel_built_on_demand_joins():
-    dispatch.register(dispatch.Kernel("x", ABSENT, "cdna", ("gfx942",), "x.hip", "x_launch"))
+    dispatch.register(dispatch.Kernel("x", ABSENT, None, "cdna", ("gfx942",), "x.hip", "x_launch"))
     assert dispatch.find(LayerShape(ABSENT), "gfx942").source == "x.hip"
     assert f"{SERVED}, {ABSENT}, got" in kdagen.why_unsupported(LayerShape(ABSENT + 1), "gfx942")
 

@@ -1,4 +1,5 @@
 import dataclasses
+import random
 
 import pytest
 from hypothesis import given
@@ -46,6 +47,36 @@ def test_the_proof_fails_for_every_step_left_out_and_every_mask_narrowed(lanes):
             masked = dataclasses.replace(step, bank_mask=0b0111)
             with pytest.raises(PlanError):
                 dpp.prove_sum(dpp.SumPlan(lanes, (*plan.steps[:index], masked, *plan.steps[index + 1 :])))
+
+
+@pytest.mark.parametrize("sums", [1, 2, 4, 8, 16])
+@given(seed=st.integers(0, 2**32))
+def test_a_halving_gives_each_lane_its_own_sum_of_its_row(sums, seed):
+    numbers = random.Random(seed)
+    values = [[numbers.randint(-1000, 1000) for _ in range(sums)] for _ in range(64)]
+    for lane, held in enumerate(dpp.run_halving(dpp.plan_halving(sums), values)):
+        row, own = lane - lane % 16, lane % 16 * sums // 16
+        assert held == [sum(values[row + i][own] for i in range(16))]
+
+
+@pytest.mark.parametrize("sums", [1, 2, 4, 8, 16])
+def test_the_proof_of_a_halving_fails_for_every_control_and_bit_changed(sums):
+    plan = dpp.plan_halving(sums)
+    assert sum(max(step.left, 1) for step in plan.steps) == {1: 4, 2: 4, 4: 5, 8: 8, 16: 15}[sums]  # adds
+    for index, step in enumerate(plan.steps):
+        changes = [dataclasses.replace(step, control=dpp.row_ror(3))]
+        if step.left:
+            changes.append(
+                dataclasses.replace(step, bit=16 // step.bit // 2 if step.bit not in (4, 2) else 6 - step.bit)
+            )
+        for change in changes:
+            with pytest.raises(PlanError, match=f"{sums} sums over a row: expected lane"):
+                dpp.prove_halving(dpp.HalvingPlan(sums, (*plan.steps[:index], change, *plan.steps[index + 1 :])))
+
+
+def test_other_numbers_of_sums_are_refused():
+    with pytest.raises(PlanError, match="sums: expected a power of two from 1 to 16, got 3"):
+        dpp.plan_halving(3)
 
 
 def test_the_lane_model_of_every_control():

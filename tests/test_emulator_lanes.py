@@ -11,8 +11,7 @@ from kdagen import dpp, emulator, toolchain
 from kdagen.emulator import EmulatorOptions, FaultKind
 from kdagen.errors import PlanError
 from kdagen.paths import generated_dir
-from kdagen.variants import on_demand
-from tests.harness import copied, plain_arguments
+from tests.harness import cdna_variant, copied, plain_arguments
 from tests.test_emulator import compile_body, kinds, launch, run
 
 ROWS = [list(range(row, row + 16)) for row in range(0, 64, 16)]
@@ -129,7 +128,7 @@ def test_two_host_compilers_give_the_same_bits(monkeypatch, capsys):
     clang = next((c.path for c in toolchain.candidates("hip") if "clang++" in c.path), None) or shutil.which("clang++")
     if clang is None:
         pytest.skip("expected clang++ beside g++, found none")
-    variant, arguments, outputs = on_demand(12), plain_arguments(12, [1, 0, 4, 2], 6), []
+    variant, arguments, outputs = cdna_variant(12), plain_arguments(12, [1, 0, 4, 2], 6), []
     for command in ("g++", clang):
         monkeypatch.setenv("CXX", command)
         kernel = emulator.compile_source(generated_dir() / variant.file_name, lds_bytes=variant.plan.lds_bytes)

@@ -9,20 +9,20 @@ import pytest
 from kdagen import verify
 from kdagen.cases import matrix
 from kdagen.render import render
-from kdagen.variants import on_demand
+from tests.harness import cdna_variant
 
-VARIANT = on_demand(4)
+VARIANT = cdna_variant(4)
 TEXT = render(VARIANT)
 
 WRONG_RESULT = ("wrong state", "wrong output")
 
 BARRIER = "  workgroup_barrier();\n"
-FIRST_BARRIER = BARRIER + "  let_next_kernel_start();\n"
-SECOND_BARRIER = "publish_outputs(lds, outputs, thread);\n" + BARRIER
+FIRST_BARRIER = BARRIER + "\n  const float square_sum"
+SECOND_BARRIER = "  team_barrier();\n"
 
 MUTATIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "drop the first barrier": (FIRST_BARRIER, FIRST_BARRIER.replace(BARRIER, ""), ("race", "uninitialised LDS")),
-    "drop the second barrier": (SECOND_BARRIER, SECOND_BARRIER.replace(BARRIER, ""), ("race", "uninitialised LDS")),
+    "drop the second barrier": (SECOND_BARRIER, "", ("race", "uninitialised LDS")),
     "drop the release fence": ('__builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");', "", ("missing fence",)),
     "drop the acquire fence": ('__builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");', "", ("missing fence",)),
     "a barrier that one wave skips": (
@@ -31,11 +31,21 @@ MUTATIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("divergence",),
     ),
     "a reduction in half of a wave": (
-        "  q = scaled(q, rsqrt_approx(dot(q, q)",
-        "  if (thread % 64 < 32) q = scaled(q, rsqrt_approx(dot(q, q)",
+        "  float square_sum = 0.0f;\n#pragma",
+        "  if (work.thread % 64 < 32) beta += sum_over_row(0.0f);\n  float square_sum = 0.0f;\n#pragma",
         ("divergence",),
     ),
     "change one DPP control": ("dpp<0x141, 0xf, 0xf>", "dpp<0x140, 0xf, 0xf>", WRONG_RESULT),
+    "change one control of a halving": ("halve<0x141, 4>", "halve<0x140, 4>", WRONG_RESULT),
+    "change one bit of a halving": ("halve<0x141, 4>", "halve<0x141, 2>", WRONG_RESULT),
+    "tell a row another row's delta": ("rows[3] = dpp<0x156", "rows[3] = dpp<0x158", WRONG_RESULT),
+    "publish the output of another row": ("lds.output[v] = o", "lds.output[v ^ 16] = o", ("wrong output",)),
+    "scale the query by the norm of the key": (
+        "sum_rows(along_q, lane) * q_norm",
+        "sum_rows(along_q, lane) * k_norm",
+        ("wrong output",),
+    ),
+    "count each row's square twice": ("* (1.0f / kLanesPerSum)", "* (2.0f / kLanesPerSum)", ("wrong output",)),
     "narrow one DPP row mask": ("dpp<0x4e, 0xf, 0xf>", "dpp<0x4e, 0x7, 0xf>", WRONG_RESULT),
     "a section that differs inside a wave": (
         "wave_uniform(thread / kPairs)",
@@ -43,12 +53,16 @@ MUTATIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("not uniform",),
     ),
     "shift the conv window before it is read": (
-        "  if (work.section != kGates) history = load_history",
-        "  if (work.section != kGates) store_bf16_pair(window, conv.x);\n"
-        "  if (work.section != kGates) history = load_history",
+        "  if (work.section != kGates) from_slot.history = load_history",
+        "  if (work.section != kGates) store_bf16_pair(from_slot.window, 0);\n"
+        "  if (work.section != kGates) from_slot.history = load_history",
         (*WRONG_RESULT, "wrong conv window"),
     ),
-    "keep the conv window": ("    shift_window<kConvDs>(window, history, conv.x);\n", "", ("wrong conv window",)),
+    "keep the conv window": (
+        "    if constexpr (kTeam == 1) shift_window<kConvDs>(from_slot.window, from_slot.history, conv.x);\n",
+        "",
+        ("wrong conv window",),
+    ),
     "swap two taps": (
         "to_f32(history.tap[tap]), in.weight[tap]",
         "to_f32(history.tap[tap]), in.weight[tap < 2 ? 1 - tap : tap]",
@@ -56,8 +70,8 @@ MUTATIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "forget the bias": ("f32x2 y = in.bias;", "f32x2 y = f32x2{0.0f, 0.0f};", WRONG_RESULT),
     "eps outside the sum": (
-        "rsqrt_approx(dot(k, k) + kL2NormEps)",
-        "rsqrt_approx(dot(k, k) + kL2NormEps * kDim)",
+        "rsqrt_approx(sum_over_row(partial_dot(k, k)) + kL2NormEps)",
+        "rsqrt_approx(sum_over_row(partial_dot(k, k)) + kL2NormEps * kDim)",
         WRONG_RESULT,
     ),
     "clamp the gate": (
@@ -76,7 +90,7 @@ MUTATIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("memory out of bounds",),
     ),
     "null rows leave out alone": (
-        "    if (work.section == kGates) store_output(p, work, f32x2{0.0f, 0.0f});\n",
+        "    if (work.section == kGates && owns_pair(work)) store_output(p, work, f32x2{0.0f, 0.0f});\n",
         "",
         ("null row", "wrong output"),
     ),
@@ -93,14 +107,14 @@ MUTATIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "the dense stride of raw_g": ("work.row * p.raw_g_row_stride", "work.row * kChannels", ("memory out of bounds",)),
     "the dense stride of out": ("work.row * p.out_row_stride", "work.row * kChannels", ("memory out of bounds",)),
     "store before load": (
-        "  const StateSlice slice = load_slice(address);",
-        "  store_state(shared_address(address, 0, 0), address.lane, f32x4{0.0f, 0.0f, 0.0f, 0.0f});\n"
-        "  const StateSlice slice = load_slice(address);",
+        "  from_slot.slice = load_slice(",
+        "  store_state(from_slot.address.rows, from_slot.address.lane, f32x4{0.0f, 0.0f, 0.0f, 0.0f});\n"
+        "  from_slot.slice = load_slice(",
         WRONG_RESULT,
     ),
     "two lanes own one row": (
-        "thread / kWaveLanes * kRowsPerWave + thread % kWaveLanes / kLanesPerRow;",
-        "thread / kWaveLanes * kRowsPerWave + thread % kWaveLanes / kLanesPerRow / 2;",
+        "{ return thread / kLanesPerRow; }",
+        "{ return thread / kLanesPerRow & ~1; }",
         ("race",),
     ),
     "wrong norm divisor": ("* (1.0f / kDim)", "* (1.0f / (kDim - 1))", ("wrong output", "wrong rounding")),
@@ -110,13 +124,13 @@ MUTATIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("wrong output",),
     ),
     "skip one row group": (
-        "  for (int i = 0; i < kRowsPerLane; ++i) {\n    Columns s;",
-        "  for (int i = 1; i < kRowsPerLane; ++i) {\n    Columns s;",
+        "update[i], update[i]}",
+        "i ? update[i] : 0.0f, i ? update[i] : 0.0f}",
         WRONG_RESULT,
     ),
     "an LDS index past the end": (
-        "lds.square_sum[thread / kLanesPerRow] =",
-        "lds.square_sum[thread / kLanesPerRow + 1] =",
+        "&lds.square_sum[work.member * kRowGroups + work.thread / kLanesPerRow]",
+        "&lds.square_sum[work.member * kRowGroups + work.thread / kLanesPerRow + 1]",
         ("LDS out of bounds",),
     ),
     "truncate to bf16": (

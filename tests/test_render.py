@@ -9,9 +9,10 @@ import pytest
 from kdagen.errors import TemplateError
 from kdagen.paths import templates_dir
 from kdagen.render import render
-from kdagen.variants import VARIANTS, on_demand
+from kdagen.variants import VARIANTS
+from tests.harness import cdna_variant
 
-H12 = on_demand(12)
+H12 = cdna_variant(12)
 
 
 @pytest.fixture
@@ -30,7 +31,14 @@ def append(templates: Path, name: str, text: str) -> int:
 def test_a_file_says_what_it_is_and_where_from(variant):
     text = render(variant)
     head = text.split("#include", 1)[0]
-    for said in ("do not edit", variant.name, variant.reason, "stages/conv1d.j2", "sha256", "2624 B LDS"):
+    for said in (
+        "do not edit",
+        variant.name,
+        variant.reason,
+        "stages/conv1d.j2",
+        "sha256",
+        f"{variant.plan.lds_bytes} B LDS",
+    ):
         assert said in head
     assert f"constexpr int kHeads = {variant.spec.num_heads};" in text
     assert text.endswith("}\n")
@@ -89,8 +97,8 @@ def provenance(text: str) -> str:
     "environment", [{"LC_ALL": "C"}, {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}, {"TZ": "Asia/Tokyo"}]
 )
 def test_output_is_the_same_in_every_locale_and_folder(environment, tmp_path):
-    script = "import sys; from kdagen.render import render; from kdagen.variants import on_demand;"
-    script += "sys.stdout.buffer.write(render(on_demand(12)).encode())"
+    script = "import sys; from kdagen.render import render; from kdagen.variants import variants_of;"
+    script += "sys.stdout.buffer.write(render(variants_of(12)[0]).encode())"
     env = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parents[1]), **environment}
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, check=True)
     assert done.stdout.decode() == render(H12)

@@ -85,8 +85,8 @@ from pathlib import Path
 from kdagen import build, render
 from kdagen.paths import templates_dir
 from kdagen.target import CDNA
-from kdagen.variants import on_demand
-variant = on_demand(1021)
+from kdagen.variants import variants_of
+(variant,) = variants_of(1021)
 archs = build.resolve_archs(CDNA)
 first = build.build(build.Request({variant.file_name: render.render(variant)}, CDNA, archs))
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else first.parent.parent / "templates")

@@ -7,13 +7,13 @@ import pytest
 
 from kdagen.cli import main
 from kdagen.render import render
-from kdagen.variants import on_demand
+from tests.harness import cdna_variant
 
 
 @pytest.fixture
 def mutated(tmp_path):
     path = tmp_path / "mutated.hip"
-    text = render(on_demand(4))
+    text = render(cdna_variant(4))
     path.write_text(text.replace("sigmoid(beta_logit)", "beta_logit", 1))
     return path
 

@@ -12,8 +12,7 @@ import pytest
 from kdagen.emit import render_all
 from kdagen.paths import generated_dir
 from kdagen.render import render
-from kdagen.variants import on_demand
-from tests.harness import ABSENT
+from tests.harness import ABSENT, cdna_variant
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,7 +49,7 @@ def test_it_holds_the_generated_sources_and_renders_the_same_bytes(installed):
             assert (site / "kdagen" / "generated" / path.name).read_bytes() == path.read_bytes()
     assert f"{len(render_all())} files in" in run("-m", "kdagen", "build", "--check")
     run("-m", "kdagen", "build", "--heads", str(ABSENT), "--out", "sources")
-    assert (site.parent / "sources" / f"kda_decode_h{ABSENT}_cdna.hip").read_text() == render(on_demand(ABSENT))
+    assert (site.parent / "sources" / f"kda_decode_h{ABSENT}_cdna.hip").read_text() == render(cdna_variant(ABSENT))
 
 
 def test_list_and_verify_work(installed):

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from kdagen.abi import KdaDecodeParams
 from kdagen.emulator.launch import DEFAULT_OPTIONS, EmulatedKernel, EmulatorOptions, Interval, LaunchReport
-from kdagen.errors import ArgumentError
+from kdagen.launch_params import launch_params
 
 
 def run_decode(
@@ -40,48 +39,26 @@ def run_decode(
     Raises:
         ArgumentError: the pools have different numbers of slots.
     """
-    slots, rows = state.size(0), x.size(0)
-    if conv_state.size(0) != slots:
-        raise ArgumentError(f"conv_state: expected as many slots as state, {slots}, got {conv_state.size(0)}")
-    gate = output_gate.reshape(out.shape[1:]) if output_gate is not None else None
-    if gate is not None and output_gate is not None:
-        assert gate.data_ptr() == output_gate.data_ptr(), "output_gate: expected rows of contiguous heads"
-    params = KdaDecodeParams(
-        **{
-            name: tensor.data_ptr()
-            for name, tensor in {
-                "x": x,
-                "weight": weight,
-                "bias": bias,
-                "conv_state": conv_state,
-                "raw_g": raw_g,
-                "raw_beta": raw_beta,
-                "A_log": A_log,
-                "dt_bias": dt_bias,
-                "state_indices": state_indices,
-                "state": state,
-                "out": out,
-                "output_gate": gate,
-                "norm_weight": norm_weight,
-            }.items()
-            if tensor is not None
-        },
-        x_row_stride=x.stride(0),
-        conv_slot_stride=conv_state.stride(0),
-        raw_g_row_stride=raw_g.stride(1),
-        raw_beta_row_stride=raw_beta.stride(1),
-        index_stride=state_indices.stride(0),
-        state_slot_stride=state.stride(0),
-        out_row_stride=out.stride(1),
-        output_gate_row_stride=gate.stride(0) if gate is not None else 0,
-        rows=rows,
-        first_live_slot=first_live_slot,
-        live_slots=max(0, slots - first_live_slot),
-        bounded_gate=lower_bound is not None,
-        conv_ds=conv_state.stride()[1:] == (conv_state.size(2), 1),
-        lower_bound=lower_bound or 0.0,
+    slots = state.size(0)
+    params = launch_params(
+        x=x,
+        weight=weight,
+        bias=bias,
+        conv_state=conv_state,
+        raw_g=raw_g,
+        raw_beta=raw_beta,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        state_indices=state_indices,
+        state=state,
+        out=out,
+        lower_bound=lower_bound,
+        output_gate=output_gate,
+        norm_weight=norm_weight,
         norm_eps=norm_eps,
+        first_live_slot=first_live_slot,
     )
+    gate = output_gate.reshape(out.shape[1:]) if output_gate is not None else None
     live = [slot for slot in state_indices.tolist() if first_live_slot <= slot < slots]
     intervals = [
         *_rows("x", x),

@@ -1,0 +1,51 @@
+"""Which tuning serves which batches, by target: the smallest band that holds rows times heads, both on this GPU.
+
+`kdagen bench --tune FILE` measures the candidates on a GPU and writes its target's bands anew in this form.
+"""
+
+from kdagen.tuning import Band, NextStarts, Prefetch, SliceIn, Tuning
+
+BANDS: dict[str, tuple[Band, ...]] = {
+    "cdna": (
+        Band(
+            most_work=None,
+            tuning=Tuning(),
+            reason=("not measured, no AMD GPU was at hand: the fewest instructions that keep four waves per SIMD"),
+        ),
+    ),
+    "cuda": (
+        Band(
+            most_work=16,
+            tuning=Tuning(
+                workgroups_per_head=4,
+                rows_together=2,
+                slice_in=SliceIn.LDS,
+                next_starts=NextStarts.AFTER_PROLOGUE,
+                prefetch=Prefetch.SLOT,
+            ),
+            reason="NVIDIA H200, 2026-12-01",
+        ),
+        Band(
+            most_work=144,
+            tuning=Tuning(
+                min_waves_per_simd=6,
+                rows_together=2,
+                slice_in=SliceIn.LDS,
+                next_starts=NextStarts.AFTER_PROLOGUE,
+                prefetch=Prefetch.SLOT,
+            ),
+            reason="NVIDIA H200, 2026-12-01",
+        ),
+        Band(
+            most_work=None,
+            tuning=Tuning(
+                rows_together=2,
+                slice_in=SliceIn.LDS,
+                next_starts=NextStarts.AT_ONCE,
+                prefetch=Prefetch.SLOT,
+                lookahead=99,
+            ),
+            reason="NVIDIA H200, 2026-12-01",
+        ),
+    ),
+}
