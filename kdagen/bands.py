@@ -1,6 +1,6 @@
-"""Which tuning serves which batches, by target: the smallest band that holds rows times heads, both on this GPU.
+"""Which tuning serves which batches, by target: the band of the least limit that rows times heads do not pass.
 
-`kdagen bench --tune FILE` measures the candidates on a GPU and writes its target's bands anew in this form.
+`kdagen bench --tune FILE` times candidates on the GPU that is here, and writes this file with its target's bands new.
 """
 
 from kdagen.tuning import Band, NextStarts, Prefetch, SliceIn, Tuning
@@ -10,7 +10,7 @@ BANDS: dict[str, tuple[Band, ...]] = {
         Band(
             most_work=None,
             tuning=Tuning(),
-            reason=("not measured, no AMD GPU was at hand: the fewest instructions that keep four waves per SIMD"),
+            reason="not measured, no AMD GPU was at hand: the fewest instructions that keep four waves per SIMD",
         ),
     ),
     "cuda": (

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from kdagen import dispatch, op
+from kdagen import bench_peers, dispatch, op
+from kdagen.bench_peers import Call, Peer
 from kdagen.bench_report import Point, Timing, ring_layers, table, write_json, write_plot
 from kdagen.errors import NotReadyError
 
@@ -26,8 +27,6 @@ WARM_UP_REPLAYS = 5
 
 LAST_LEVEL_CACHE_BYTES = {"gfx942": 256 << 20, "gfx950": 256 << 20}
 """Infinity Cache of MI300/MI350 ("AMD CDNA 3 Architecture" white paper); elsewhere the L2 that the driver reports."""
-
-Call = Callable[[], object]
 
 
 def time_calls(calls: Sequence[Call], replays: int = REPLAYS) -> Timing:
@@ -115,22 +114,30 @@ def in_place_kernels() -> dict[str, Callable[[torch.Tensor], object]]:
     return kernels
 
 
-def measure(heads: int, rows: int) -> Point:
-    """One shape: the op cold and warm, the in-place limit and a copy, all in this run."""
+def ring(heads: int, rows: int) -> tuple[list[Layer], bool]:
+    """The layers to cycle through, and whether their states do not fit the last-level cache."""
     free, _ = torch.cuda.mem_get_info()
     # Copies need a second ring of the same size.
     count, cold = ring_layers(heads, rows, _cache_bytes(), free // 2)
     generator = torch.Generator("cuda").manual_seed(0)
-    layers = [Layer(heads, rows, generator) for _ in range(count)]
+    return [Layer(heads, rows, generator) for _ in range(count)], cold
+
+
+def measure(heads: int, rows: int, peers: Sequence[Peer] = ()) -> Point:
+    """One shape: the op cold and warm, the peers that serve it, the in-place limit and a copy, all in this run."""
+    layers, cold = ring(heads, rows)
     timings = {"op": time_calls([layer.decode for layer in layers])}
-    timings["warm"] = time_calls([layers[0].decode] * min(count, 20))
+    for peer in peers:
+        if peer.serves(heads):
+            timings[peer.name] = time_calls([peer.prepare(layer.arguments) for layer in layers])
+    timings["warm"] = time_calls([layers[0].decode] * min(len(layers), 20))
     states = [layer.rows_of_state() for layer in layers]
     limits = [time_calls([partial(kernel, state) for state in states]) for kernel in in_place_kernels().values()]
     timings["limit"] = min(limits, key=lambda timing: timing.median_us)
     # As many bytes as the op moves: each element is read once and written once, to another ring.
     targets = [torch.empty_like(state) for state in states]
     timings["copy"] = time_calls([partial(a.copy_, b) for a, b in zip(targets, states, strict=True)])
-    return Point(heads, rows, count, cold, timings)
+    return Point(heads, rows, len(layers), cold, timings)
 
 
 def _cache_bytes() -> int:
@@ -165,21 +172,57 @@ def _driver_version() -> str:
     return done.stdout.splitlines()[0].strip() if done.stdout else "unknown"
 
 
-def main_report(heads: Sequence[int], rows: Sequence[int], json_path: Path | None, plot_path: Path | None) -> int:
+def find_peers(vllm_tree: Path | None, heads: Sequence[int]) -> list[Peer]:
+    """The peers that are here and compute what the op computes; says which are left out, and why.
+
+    Raises:
+        SpecError: `vllm_tree` is no vLLM source tree.
+        BuildError: its kernel does not compile.
+    """
+    found = [bench_peers.fla_chain()]
+    if vllm_tree is not None:
+        found += [bench_peers.vllm_fused(vllm_tree), bench_peers.vllm_chain(vllm_tree)]
+    peers = []
+    for peer in (peer for peer in found if peer is not None):
+        tried = next((count for count in heads if peer.serves(count)), None)
+        if tried is None:
+            continue
+        why = bench_peers.disagreement(peer, op.fused_kda_decode, Layer(tried, 3, torch.Generator("cuda")).arguments)
+        if why is None:
+            peers.append(peer)
+        else:
+            print(f"kdagen: without {peer.name}, which computes something else: {why}", file=sys.stderr)
+    return peers
+
+
+def require_gpu() -> None:
+    """Raise NotReadyError where torch sees no GPU."""
+    if not torch.cuda.is_available():
+        raise NotReadyError(f"bench: expected a GPU that torch sees, got torch {torch.__version__} without one")
+
+
+def main_report(
+    heads: Sequence[int],
+    rows: Sequence[int],
+    json_path: Path | None,
+    plot_path: Path | None,
+    vllm_tree: Path | None = None,
+) -> int:
     """Measure every shape and print the table; 0, or an error where there is no GPU.
 
     Raises:
         NotReadyError: no GPU is visible to torch.
+        SpecError: `vllm_tree` is no vLLM source tree.
     """
-    if not torch.cuda.is_available():
-        raise NotReadyError(f"bench: expected a GPU that torch sees, got torch {torch.__version__} without one")
+    require_gpu()
     op.prepare(heads)
+    peers = find_peers(vllm_tree, heads)
     points = []
-    with _progress(len(heads) * len(rows)) as show:
+    with progress(len(heads) * len(rows)) as show:
         for count in heads:
             for batch in rows:
                 show(f"{count} heads x {batch} rows")
-                points.append(measure(count, batch))
+                points.append(measure(count, batch, peers))
                 torch.cuda.empty_cache()
     facts = environment()
     print(f"{facts['device']}, {facts['runtime']}, torch {facts['torch']}: {facts['command']}")
@@ -192,7 +235,8 @@ def main_report(heads: Sequence[int], rows: Sequence[int], json_path: Path | Non
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """Counts what it is told of, up to `total`: rewritten on a terminal, a line each elsewhere."""
     done = 0
 
     def show(what: str) -> None:

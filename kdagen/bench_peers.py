@@ -1,4 +1,4 @@
-"""The peers of `kdagen bench`: other projects' kernels for the same step, built or imported from where the user has them.
+"""The peers of `kdagen bench`: other projects' kernels for the same step, from where the user has them.
 
 Nothing of theirs is kept here. A peer takes the arguments of one layer and gives a call that decodes that layer in
 place; it is timed only where it computes what the op computes.

@@ -17,6 +17,9 @@ STATE_BYTES = 2 * 64 * 1024
 MODEL_LAYERS = 69
 """KDA layers of Kimi-K3: between two touches of one layer's state a decode step runs all the others."""
 
+OWN_TIMINGS = ("op", "warm", "limit", "copy")
+"""What every run times; all other names are peers."""
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -54,6 +57,15 @@ class Point:
         """Rate of a timing, with the bytes of the state alone."""
         return self.state_bytes / self.timings[name].median_us / 1e3
 
+    @property
+    def peers(self) -> list[str]:
+        """Names of the other implementations that were timed."""
+        return [name for name in self.timings if name not in OWN_TIMINGS]
+
+    def times_faster_than(self, peer: str) -> float:
+        """How many times the op's time the peer took."""
+        return self.timings[peer].median_us / self.timings["op"].median_us
+
     def of_limit(self) -> float:
         """Share of the limit that the op reaches: the limit's time over the op's."""
         return self.timings["limit"].median_us / self.timings["op"].median_us
@@ -77,7 +89,9 @@ def ring_layers(heads: int, rows: int, cache_bytes: int, free_bytes: int) -> tup
 
 def table(points: Sequence[Point]) -> str:
     """One aligned row per shape; times in microseconds per layer."""
-    header = ("heads", "rows", "layers", "us", "10-90%", "GB/s", "limit us", "of limit", "copy us", "warm us")
+    peers = list(dict.fromkeys(name for point in points for name in point.peers))
+    header = ["heads", "rows", "layers", "us", "10-90%", "GB/s", "limit us", "of limit", "copy us", "warm us"]
+    header += [column for peer in peers for column in (f"{peer} us", "times")]
     rows = []
     for point in points:
         op = point.timings["op"]
@@ -93,12 +107,22 @@ def table(points: Sequence[Point]) -> str:
                 f"{point.of_limit():.2f}",
                 f"{point.timings['copy'].median_us:.2f}",
                 f"{point.timings['warm'].median_us:.2f}",
+                *(
+                    cell
+                    for peer in peers
+                    for cell in (
+                        (f"{point.timings[peer].median_us:.2f}", f"{point.times_faster_than(peer):.2f}")
+                        if peer in point.timings
+                        else ("-", "-")
+                    )
+                ),
             )
         )
     note = (
         "us: per layer, median of graph replays over a ring of distinct states (cold);\n"
         "limit: the best in-place kernel on the same state bytes in the same run;\n"
         "copy: a device copy of as many bytes; warm: one state over and over"
+        + ("\ntimes: how many times the op's time the peer before it took" if peers else "")
     )
     return aligned(header, rows, right=range(len(header))) + "\n" + note
 
@@ -108,7 +132,15 @@ def write_json(path: Path, points: Sequence[Point], environment: Mapping[str, st
     record = {
         "environment": dict(environment),
         "bytes_per_row_and_head": STATE_BYTES,
-        "points": [{**asdict(point), "gigabytes_per_second": point.gigabytes_per_second("op")} for point in points],
+        "points": [
+            {
+                **asdict(point),
+                "gigabytes_per_second": point.gigabytes_per_second("op"),
+                "of_limit": point.of_limit(),
+                "times_faster_than": {peer: point.times_faster_than(peer) for peer in point.peers},
+            }
+            for point in points
+        ],
     }
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
@@ -133,6 +165,11 @@ def write_plot(path: Path, points: Sequence[Point], title: str) -> None:
         (line,) = times.plot(batches, [p.timings["op"].median_us for p in chosen], "o-", label=f"{heads} heads")
         limits = [p.timings["limit"].median_us for p in chosen]
         times.plot(batches, limits, "--", color=line.get_color(), linewidth=1)
+        for peer, style in zip(dict.fromkeys(name for p in chosen for name in p.peers), ("x", "+", "1"), strict=False):
+            timed = [p for p in chosen if peer in p.timings]
+            label = peer if heads == min(point.heads for point in points) else None
+            marks = [p.timings[peer].median_us for p in timed]
+            times.plot([p.rows for p in timed], marks, style, color=line.get_color(), alpha=0.7, label=label)
         shares.plot(batches, [p.of_limit() for p in chosen], "o-", color=line.get_color())
     for axes, label in ((times, "us per layer (dashed: in-place limit)"), (shares, "share of the in-place limit")):
         axes.set_xscale("log", base=2)

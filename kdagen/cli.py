@@ -116,12 +116,26 @@ def _parser() -> argparse.ArgumentParser:
         "bench",
         help="time per layer on the GPU that is here, beside the best in-place kernel on the same bytes",
         description="Time the op under graph replay over a ring of layers whose state does not fit the last-level "
-        "cache, and in the same run the best in-place kernel on the same bytes (the limit), a copy, and a warm state.",
+        "cache, and in the same run the best in-place kernel on the same bytes (the limit), a copy, a warm state, and "
+        "the peers that are here: fla-core's chain of Triton kernels if installed, vLLM's kernels with --vllm-src.",
     )
     bench.add_argument("--heads", type=_counts, metavar="N[,N...]", help="local head counts (default: 12,24,48,96)")
     bench.add_argument("--rows", type=_counts, metavar="B[,B...]", help="batch sizes (default: 1,2,4,...,256)")
     bench.add_argument("--json", type=Path, metavar="FILE", help="also write every timing with device and versions")
     bench.add_argument("--plot", type=Path, metavar="FILE", help="also draw time and share of the limit as PNG")
+    bench.add_argument(
+        "--vllm-src",
+        type=Path,
+        metavar="DIR",
+        help="vLLM's source tree: also time its fused kernel, built with vLLM's flags, and its chain of Triton kernels",
+    )
+    bench.add_argument(
+        "--tune",
+        type=Path,
+        metavar="FILE",
+        help="instead, time the candidate tunings by batch size, and write the bands to FILE (kdagen/bands.py); "
+        "then `kdagen build`",
+    )
     bench.set_defaults(run=_bench)
 
     doctor = commands.add_parser(
@@ -256,7 +270,11 @@ def _bench(arguments: argparse.Namespace) -> int:
     heads, rows = arguments.heads or bench.DEFAULT_HEADS, arguments.rows or bench.DEFAULT_ROWS
     if min(rows) < 1:
         raise SpecError(f"--rows: expected batch sizes of 1 or more, got {min(rows)}")
-    return bench.main_report(heads, rows, arguments.json, arguments.plot)
+    if arguments.tune is not None:
+        from kdagen import bench_tune
+
+        return bench_tune.main_report(arguments.tune, arguments.heads, arguments.rows)
+    return bench.main_report(heads, rows, arguments.json, arguments.plot, arguments.vllm_src)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
