@@ -1,4 +1,4 @@
-"""Which tuning serves which batches, by target: the band of the least limit that rows times heads do not pass.
+"""Which tuning serves which batches, by target: that with the least limit that rows * heads do not pass.
 
 `kdagen bench --tune FILE` times candidates on the GPU that is here, and writes this file with its target's bands new.
 """

@@ -111,7 +111,7 @@ def _figures(measured: Measured, tuning: Tuning, first: int, last: int) -> str:
 
 # ---- the file --------------------------------------------------------------------------------------------------------
 
-_HEAD = '''"""Which tuning serves which batches, by target: the band of the least limit that rows times heads do not pass.
+_HEAD = '''"""Which tuning serves which batches, by target: that with the least limit that rows * heads do not pass.
 
 `kdagen bench --tune FILE` times candidates on the GPU that is here, and writes this file with its target's bands new.
 """

@@ -14,7 +14,8 @@ import torch
 import kdagen
 from kdagen import dispatch, grading, reference
 from kdagen.cases import Strides, matrix
-from tests.harness import ABSENT, copied, plain_arguments
+from kdagen.spec import INSTANCES, ConvLayout, Gate, OutputNorm
+from tests.harness import ABSENT, assert_graded, copied, plain_arguments
 
 pytestmark = pytest.mark.gpu
 
@@ -193,6 +194,59 @@ def test_prepare_touches_no_slot_and_a_head_count_on_demand_runs():
     arguments = plain_arguments(heads, [1, 2], 3)
     expected = reference.fused_kda_decode(**{**arguments, "out": None})
     assert grading.output_ulps(kdagen.fused_kda_decode(**on_device(arguments)).cpu(), expected.out) <= 1
+
+
+@pytest.mark.parametrize("instance", INSTANCES, ids=lambda instance: instance.name)
+@pytest.mark.parametrize("heads", [12, 96])
+def test_every_band_of_batches(heads, instance):
+    arch = dispatch.current_arch()
+    for rows in dispatch.least_rows(heads, arch):
+        norm, bounded = instance.output_norm is OutputNorm.GATED, instance.gate is Gate.BOUNDED
+        slots = list(range(rows + 1, 1, -1))
+        arguments = plain_arguments(heads, slots, rows + 2, seed=rows, norm=norm, bound=-5.0 if bounded else None)
+        if instance.conv_layout is ConvLayout.DS:
+            arguments["conv_state"] = arguments["conv_state"].contiguous()
+        call = on_device(arguments)
+        kdagen.fused_kda_decode(**call)
+        on_host = {k: v.cpu() if isinstance(v, torch.Tensor) else v for k, v in call.items()}
+        assert_graded(arguments, on_host)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 24])
+def test_the_slots_that_count_are_those_that_the_kernel_before_wrote(rows):
+    """A kernel that starts early may see older slots first. Here the op itself writes the next call's state_indices."""
+    first, second = (on_device(plain_arguments(12, slots, rows + 3)) for slots in ([1], list(range(2, rows + 2))))
+    kept = [(call[name], call[name].clone()) for call in (first, second) for name in ("state", "conv_state")]
+
+    def restore():
+        for tensor, value in kept:
+            tensor.copy_(value)
+
+    kdagen.fused_kda_decode(**second)
+    expected = snapshot_of(second)
+    # An output of slot * 2^-133, then one of 0, are the two halves of an int32 that is the slot.
+    first["norm_weight"] = torch.ones(128, device="cuda")
+    kdagen.fused_kda_decode(**first)
+    wanted = torch.zeros(128, dtype=torch.float64, device="cuda")
+    wanted[0 : 2 * rows : 2] = torch.arange(2, rows + 2, device="cuda") * 2.0**-133
+    first["norm_weight"] = (wanted / first["out"][0, 0, 0].double()).float()
+    second["state_indices"] = first["out"].view(torch.int32)[0, 0, 0, :rows]
+    older = torch.arange(rows + 2, 2, -1, dtype=torch.int32, device="cuda")
+
+    def step():
+        restore()
+        second["state_indices"].copy_(older)
+        kdagen.fused_kda_decode(**first)
+        kdagen.fused_kda_decode(**second)
+
+    step()
+    assert second["state_indices"].tolist() == list(range(2, rows + 2))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(50):
+        graph.replay()
+        assert_same_bits(second, expected)
 
 
 def test_fr_52_a_compiled_call_equals_eager():
