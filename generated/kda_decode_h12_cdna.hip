@@ -21,7 +21,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 51d84e9ef2fba0c9445aea657dd7ffb2f2bbac9de57f904c1c20b304c34bd991
+// Provenance  sha256 af732ca714878b1e32b9fdab020b673ee72942a86bf79c18ed3c42e15d9c59a2
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -21,7 +21,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 b43cc3f5149bb92117c4c01ada274ce4c0ab787790aab31141b16d01a3b4fc62
+// Provenance  sha256 563ba82e69b7399a10391e7e7d783d7fb79427c661691c2f84aea8652ad082ac
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -21,7 +21,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 33cb5783be818941b55ee9a09157a479df274085dd1a51b1efdbabc64923a0b8
+// Provenance  sha256 863c7879e1738ec5e6757bdfb0095c8eb1affda7a091be6e0f9ac02a35013a25
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -21,7 +21,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 cb97f1ca99a9ad9b84ad23e34e2f141254ccf92cc644d0d77af545c8937b8201
+// Provenance  sha256 3659f4ea179c904c2d13a70459fc9dc93d448d78bfc3e1b1b04087ac417e5703
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

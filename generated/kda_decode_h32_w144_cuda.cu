@@ -4,7 +4,8 @@
 // Batches     of rows * heads <= 144, unless a kernel of smaller ones serves them
 // Tuning      6 waves per SIMD or more, 1 workgroups a head, 2 rows of a lane reduced together, state in lds, next
 //             kernel starts after the prologue, prefetches slot
-// Why         NVIDIA H200, 2026-12-01
+// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads x 2, 4, 8, 12 rows: 2.95 3.40 5.14 7.39; the lower
+//             band's tuning 3.16 4.45 7.92 10.14; the upper band's tuning 3.77 5.09 6.61 9.07
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       32 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cuda: sm_90; wave of 32 lanes
@@ -23,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 71112a24eabfd8e0b260173a64da2d5dc087f1602c6dfaf75416d6c9d82f1504
+// Provenance  sha256 d51c1d3e742dbd3258fb16ac822f346fb5864fe6aaecf32ba3b948af8764da4b
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -325,6 +326,7 @@ struct alignas(128) Lds {
   float output[kDim];                    // un-normed; of this workgroup's rows
   float square_sum[kTeam * kRowGroups];  // of the outputs of a row group, of the whole team
   unsigned long long arrived;  // the barrier of the copy into slice
+  int attempt;                 // its phase that counts
   alignas(128) float slice[kRowsPerWorkgroup][kDim];
 };
 static_assert(sizeof(Lds) == 68224, "the plan's LDS bytes");
@@ -495,24 +497,24 @@ DEVICE float *shared_address(const SliceAddress &address, int i, int part) {
   return address.rows + scalar_offset(i * kRowGroups * kDim) + part * 4 * kLanesPerRow;
 }
 
-// The state waits in Lds::slice. Each attempt to copy it is a phase of the copy's barrier.
+// The state waits in Lds::slice. One thread asks for it; each attempt is a phase of the copy's barrier.
 constexpr int kCopyThread = kThreads - 1;
-struct StateSlice {
-  int attempt;
-};
+struct StateSlice {};
 
 DEVICE StateSlice load_slice(Lds &lds, const SliceAddress &address, const Work &work, int attempt) {
-  if (work.thread == kCopyThread) copy_to_lds(lds.slice[0], address.rows, sizeof(lds.slice), &lds.arrived);
-  return {attempt};
+  if (work.thread == kCopyThread) {
+    copy_to_lds(lds.slice[0], address.rows, sizeof(lds.slice), &lds.arrived);
+    lds.attempt = attempt;
+  }
+  return {};
 }
 
-DEVICE void await_slice(Lds &lds, const StateSlice &slice) { wait_for_copy(&lds.arrived, slice.attempt); }
+// After a barrier of the workgroup, which tells all threads of the attempt that counts.
+DEVICE void await_slice(Lds &lds) { wait_for_copy(&lds.arrived, lds.attempt); }
 
-// Waits for a copy that nobody wants: its barrier has been made, and afterwards nobody still waits for its phase.
-DEVICE void drop_slice(Lds &lds, const StateSlice &slice) {
-  workgroup_barrier();
-  await_slice(lds, slice);
-  workgroup_barrier();
+// The first attempt was for nothing; it must be over before there is another, or before the workgroup ends.
+DEVICE void drop_slice(Lds &lds, const Work &work) {
+  if (work.thread == kCopyThread) wait_for_copy(&lds.arrived, 0);
 }
 
 DEVICE Columns slice_row(const Lds &lds, const StateSlice &, int i, const Work &work) {
@@ -561,7 +563,7 @@ DEVICE float delta_rule(Lds &lds, const FromSlot &from_slot, float beta, const W
   const float k_dot_q = sum_over_row(partial_dot(k, q)) * q_norm * k_norm;
   const int lane = work.thread % kLanesPerRow;
 
-  await_slice(lds, from_slot.slice);
+  await_slice(lds);
   float square_sum = 0.0f;
 #pragma unroll 1
   for (int batch = 0; batch < kRowsPerLane / kRowsTogether; ++batch) {
@@ -692,13 +694,14 @@ KERNEL void kda_decode_h32_w144_cuda(KdaDecodeParams p) {
   const float beta_logit = to_f32(p.raw_beta[work.row * p.raw_beta_row_stride + work.head]);
   const float a_log = p.A_log[work.head];
 
-  // Trust the slot that was read early, and look again meanwhile: the kernel before may have changed it.
+  // Trust the slot that was read early, and look again meanwhile: the kernel before may have changed it, and so each
+  // thread may have read another.
   const bool trusted = !is_null_row(p, likely_slot);
   FromSlot from_slot;
   if (trusted) from_slot = load_from_slot<kConvDs>(lds, p, likely_slot, work, 0);
   const int slot = *slot_of(p, work.row);
   const bool wrong = trusted && slot != likely_slot;
-  if (wrong) drop_slice(lds, from_slot.slice);
+  if (wrong) drop_slice(lds, work);
 
   if (is_null_row(p, slot)) {
     if (work.section == kGates && owns_pair(work)) store_output(p, work, f32x2{0.0f, 0.0f});

@@ -21,7 +21,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 63656f47df9ff32d0f8944a34064fb6e4926d8c4d1c284003dddddecad5bba21
+// Provenance  sha256 86f6509feb18150ba7238d5febcdf275b671c9496d0d442339b220f74dd88b98
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -21,7 +21,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 1b6eae7df38f6cc73a83902bb5e81caf1a5bf1c688e0e90eabffba83031af03d
+// Provenance  sha256 9d2a273639527894924b810942f0a2fa5f8812bc92d6f3d3871cc0067901a2b9
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

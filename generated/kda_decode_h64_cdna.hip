@@ -21,7 +21,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 165d544f52802bca03b323247a418410091ce3ea41ed6ac64c8c83770fe568f2
+// Provenance  sha256 78caf26ca4b805e3eb98018054b759775a3baaf2290b6803dc43fb9588dfd2cc
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

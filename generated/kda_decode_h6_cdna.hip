@@ -21,7 +21,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 746aa34bec12a939d27c47f2016f2c43303719b5e799949c8c489eb9d795386f
+// Provenance  sha256 811dbd98f0a1dadc727992fc7fa7695d4fd4f8f0efb36e157940f1e3e84cd0f8
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -21,7 +21,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 66474880769fb2b98326259e9796329c4ae51375c55e936b5f237e3e1af4aa22
+// Provenance  sha256 1fdd2867dd831b03f0b4030ef671ecd06b29346297039e0af50a4a98715d8c06
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -21,7 +21,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 74736ada28fdd688b9103a8152787cdd63d06ee6090387f9ecc670317e2d731f
+// Provenance  sha256 8982dd4b95523d0e57c88acaddc731164d8c6f184fa6ef5354b7a5c138ffdaf5
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -3,7 +3,8 @@
 // Variant     kda_decode_h96_cuda: Kimi-K3 (96 heads) at TP 1
 // Tuning      4 waves per SIMD or more, 1 workgroups a head, 2 rows of a lane reduced together, state in lds, next
 //             kernel starts at once, prefetches slot, 99 workgroups ahead
-// Why         NVIDIA H200, 2026-12-01
+// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads x 16, 24, 32, 48, 64, 128, 256 rows: 8.46 11.60
+//             14.72 21.11 27.27 52.50 102.30; the lower band's tuning 9.33 13.17 16.55 23.48 29.61 55.00 105.08
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       96 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cuda: sm_90; wave of 32 lanes
@@ -22,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 e06a056999bd89614703b29ca1f454443335e56d86733111de8b037159eeeed4
+// Provenance  sha256 b3c45d5fc3e81e4f244c68780ed70a3c4e76bd8681313c32ffb2a50c8c0c3a60
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -326,6 +327,7 @@ struct alignas(128) Lds {
   float output[kDim];                    // un-normed; of this workgroup's rows
   float square_sum[kTeam * kRowGroups];  // of the outputs of a row group, of the whole team
   unsigned long long arrived;  // the barrier of the copy into slice
+  int attempt;                 // its phase that counts
   alignas(128) float slice[kRowsPerWorkgroup][kDim];
 };
 static_assert(sizeof(Lds) == 68224, "the plan's LDS bytes");
@@ -496,18 +498,20 @@ DEVICE float *shared_address(const SliceAddress &address, int i, int part) {
   return address.rows + scalar_offset(i * kRowGroups * kDim) + part * 4 * kLanesPerRow;
 }
 
-// The state waits in Lds::slice. Each attempt to copy it is a phase of the copy's barrier.
+// The state waits in Lds::slice. One thread asks for it; each attempt is a phase of the copy's barrier.
 constexpr int kCopyThread = kThreads - 1;
-struct StateSlice {
-  int attempt;
-};
+struct StateSlice {};
 
 DEVICE StateSlice load_slice(Lds &lds, const SliceAddress &address, const Work &work, int attempt) {
-  if (work.thread == kCopyThread) copy_to_lds(lds.slice[0], address.rows, sizeof(lds.slice), &lds.arrived);
-  return {attempt};
+  if (work.thread == kCopyThread) {
+    copy_to_lds(lds.slice[0], address.rows, sizeof(lds.slice), &lds.arrived);
+    lds.attempt = attempt;
+  }
+  return {};
 }
 
-DEVICE void await_slice(Lds &lds, const StateSlice &slice) { wait_for_copy(&lds.arrived, slice.attempt); }
+// After a barrier of the workgroup, which tells all threads of the attempt that counts.
+DEVICE void await_slice(Lds &lds) { wait_for_copy(&lds.arrived, lds.attempt); }
 
 DEVICE Columns slice_row(const Lds &lds, const StateSlice &, int i, const Work &work) {
   return load_columns(lds.slice[first_row_of(work.thread) + i * kRowGroups], work.thread);
@@ -555,7 +559,7 @@ DEVICE float delta_rule(Lds &lds, const FromSlot &from_slot, float beta, const W
   const float k_dot_q = sum_over_row(partial_dot(k, q)) * q_norm * k_norm;
   const int lane = work.thread % kLanesPerRow;
 
-  await_slice(lds, from_slot.slice);
+  await_slice(lds);
   float square_sum = 0.0f;
 #pragma unroll
   for (int batch = 0; batch < kRowsPerLane / kRowsTogether; ++batch) {

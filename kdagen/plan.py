@@ -23,8 +23,8 @@ VECTOR = 4
 """State columns per access: 4 fp32, 16 bytes."""
 NON_STATE_VGPRS = 48
 """Registers beside the slice: q, k, decay (24), one row's dots and delta, the output rows and the addresses."""
-BARRIER_BYTES = 8
-"""Of the copy into LDS."""
+BARRIER_BYTES = 12
+"""Of the copy into LDS, with the number of its attempt."""
 COPY_ALIGNMENT = 128
 """Bytes that the destination of a bulk copy is aligned to."""
 UNROLL_VGPRS = 128
