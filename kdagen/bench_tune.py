@@ -158,7 +158,7 @@ def _shown(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return repr(text) if '"' in text or "\\" in text else f'"{text}"'
 
 
 # ---- on the device ---------------------------------------------------------------------------------------------------

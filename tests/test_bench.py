@@ -11,8 +11,8 @@ from kdagen.cli import main
 GIB = 1 << 30
 
 
-def point(heads=12, rows=1, us=4.0, limit=2.0):
-    timings = {"op": us, "limit": limit, "copy": 3.0, "warm": 1.5}
+def point(heads=12, rows=1, us=4.0, limit=2.0, **peers):
+    timings = {"op": us, "limit": limit, "copy": 3.0, "warm": 1.5, **peers}
     return Point(heads, rows, 69, True, {name: Timing(value, value, value) for name, value in timings.items()})
 
 
@@ -49,17 +49,30 @@ def test_the_table_is_aligned_and_says_what_it_counts():
     assert "69 (cached)" in cached
 
 
+def test_peers_have_their_time_and_ratio_where_they_were_timed():
+    text = bench_report.table([point(us=4.0, vllm=6.0), point(96, 2, us=5.0)])
+    header, first, second = text.splitlines()[:3]
+    assert header.endswith("vllm us  times") and first.endswith("6.00   1.50") and second.endswith("-      -")
+    assert point(us=4.0, vllm=6.0).times_faster_than("vllm") == 1.5
+    assert point(vllm=6.0).peers == ["vllm"] and point().peers == []
+
+
 def test_json_has_the_environment_and_every_timing(tmp_path):
     path = tmp_path / "bench.json"
-    bench_report.write_json(path, [point()], {"device": "a GPU", "command": "kdagen bench"})
+    bench_report.write_json(path, [point(vllm=6.0)], {"device": "a GPU", "command": "kdagen bench"})
     record = json.loads(path.read_text())
     assert record["environment"]["command"] == "kdagen bench"
+    assert record["points"][0]["times_faster_than"] == {"vllm": 1.5} and record["points"][0]["of_limit"] == 0.5
     assert record["points"][0]["timings"]["op"] == {"median_us": 4.0, "low_us": 4.0, "high_us": 4.0}
 
 
 def test_the_plot_is_a_picture(tmp_path):
     path = tmp_path / "bench.png"
-    bench_report.write_plot(path, [point(h, b, 4.0 * b) for h in (12, 96) for b in (1, 8, 64)], "title")
+    bench_report.write_plot(
+        path,
+        [point(h, b, 4.0 * b, **({"vllm": 5.0 * b} if h == 12 else {})) for h in (12, 96) for b in (1, 8, 64)],
+        "title",
+    )
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
 
 
