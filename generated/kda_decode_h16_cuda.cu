@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 23be4d4507b664c5029fff770447da042c397eb30c8005f6f9dc66e60f70544d
+// Provenance  sha256 6da4d1d44d9adc97b4cfb91d11576b057210439771081c9bf54a8cd8a00577df
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -377,8 +377,8 @@ DEVICE bf16_t *conv_window(const KdaDecodeParams &p, int slot, const Work &work)
   return p.conv_state + slot * p.conv_slot_stride + channel * (kConvDs ? kTaps - 1 : 1);
 }
 
-// SD keeps a tap's channels together; DS keeps a channel's taps together, so two channels are six neighbours. They stay as
-// they came: put in order here, they would be waited for before the state is asked for.
+// SD keeps a tap's channels together; DS keeps a channel's taps together, so two channels are six neighbours. They stay
+// as they came: put in order here, they would be waited for before the state is asked for.
 template <bool kConvDs>
 DEVICE ConvHistory load_history(const bf16_t *window) {
   ConvHistory history;

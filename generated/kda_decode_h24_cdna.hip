@@ -21,7 +21,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 50afa9c2fd75f2515ae6b386a45671f3cde3a63349d6aa5c837e7a6ec5e2f73a
+// Provenance  sha256 4e2882fce6b2d62e3e84db64d2de5dc964ef76f2f5e17f48c5bb40029d1d9850
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -311,8 +311,8 @@ DEVICE bf16_t *conv_window(const KdaDecodeParams &p, int slot, const Work &work)
   return p.conv_state + slot * p.conv_slot_stride + channel * (kConvDs ? kTaps - 1 : 1);
 }
 
-// SD keeps a tap's channels together; DS keeps a channel's taps together, so two channels are six neighbours. They stay as
-// they came: put in order here, they would be waited for before the state is asked for.
+// SD keeps a tap's channels together; DS keeps a channel's taps together, so two channels are six neighbours. They stay
+// as they came: put in order here, they would be waited for before the state is asked for.
 template <bool kConvDs>
 DEVICE ConvHistory load_history(const bf16_t *window) {
   ConvHistory history;

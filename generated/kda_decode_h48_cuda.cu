@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 daddc0a59aeca1406b9a40003279be4e5f1a9f481b325e9b361d632c1403f8fa
+// Provenance  sha256 ae03e7be09924b107225d9c3fedbf9b5348a75c330e9c3e6a80c7e1faff0ff58
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -377,8 +377,8 @@ DEVICE bf16_t *conv_window(const KdaDecodeParams &p, int slot, const Work &work)
   return p.conv_state + slot * p.conv_slot_stride + channel * (kConvDs ? kTaps - 1 : 1);
 }
 
-// SD keeps a tap's channels together; DS keeps a channel's taps together, so two channels are six neighbours. They stay as
-// they came: put in order here, they would be waited for before the state is asked for.
+// SD keeps a tap's channels together; DS keeps a channel's taps together, so two channels are six neighbours. They stay
+// as they came: put in order here, they would be waited for before the state is asked for.
 template <bool kConvDs>
 DEVICE ConvHistory load_history(const bf16_t *window) {
   ConvHistory history;

@@ -21,7 +21,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 94df41d6a3cadde298bd85fe2b01908fbe0438465c9f62acc2c92b7d76333073
+// Provenance  sha256 ad8e8ce2dd1967e754b98235655f93f2f5cd05f38c78cda36d2b1b8582bf0014
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -311,8 +311,8 @@ DEVICE bf16_t *conv_window(const KdaDecodeParams &p, int slot, const Work &work)
   return p.conv_state + slot * p.conv_slot_stride + channel * (kConvDs ? kTaps - 1 : 1);
 }
 
-// SD keeps a tap's channels together; DS keeps a channel's taps together, so two channels are six neighbours. They stay as
-// they came: put in order here, they would be waited for before the state is asked for.
+// SD keeps a tap's channels together; DS keeps a channel's taps together, so two channels are six neighbours. They stay
+// as they came: put in order here, they would be waited for before the state is asked for.
 template <bool kConvDs>
 DEVICE ConvHistory load_history(const bf16_t *window) {
   ConvHistory history;

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 6fd6c4b1ab00a5d8434cb1dafd814eb69bdeddf8baf6f3db8c93026797c09471
+// Provenance  sha256 17cf2a3ce93c4bbc256c286b63219ee9c19e8a281eda4dc4a20002dafa7dd98b
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -376,8 +376,8 @@ DEVICE bf16_t *conv_window(const KdaDecodeParams &p, int slot, const Work &work)
   return p.conv_state + slot * p.conv_slot_stride + channel * (kConvDs ? kTaps - 1 : 1);
 }
 
-// SD keeps a tap's channels together; DS keeps a channel's taps together, so two channels are six neighbours. They stay as
-// they came: put in order here, they would be waited for before the state is asked for.
+// SD keeps a tap's channels together; DS keeps a channel's taps together, so two channels are six neighbours. They stay
+// as they came: put in order here, they would be waited for before the state is asked for.
 template <bool kConvDs>
 DEVICE ConvHistory load_history(const bf16_t *window) {
   ConvHistory history;

@@ -59,7 +59,7 @@ MUTATIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         (*WRONG_RESULT, "wrong conv window"),
     ),
     "keep the conv window": (
-        "    if constexpr (kTeam == 1) shift_window<kConvDs>(from_slot.window, from_slot.history, conv.x);\n",
+        "    if constexpr (kTeam == 1) shift_window<kConvDs>(from_slot.window, history, conv.x);\n",
         "",
         ("wrong conv window",),
     ),
