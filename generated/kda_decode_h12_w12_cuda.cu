@@ -2,9 +2,9 @@
 //
 // Variant     kda_decode_h12_w12_cuda: Kimi-K3 (96 heads) at TP 8
 // Batches     of rows * heads <= 12, unless a kernel of smaller ones serves them
-// Tuning      4 waves per SIMD or more, 4 workgroups a head, 2 rows of a lane reduced together, state in lds, next
-//             kernel starts after the prologue, prefetches slot
-// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads x 1 rows: 2.50; the upper band's tuning 2.79
+// Tuning      at least 4 waves per SIMD, 4 workgroups a head, 2 rows of a lane reduced together, state in LDS,
+//             next kernel starts after the prologue, prefetches slot
+// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 1: 2.50; the upper band's tuning 2.79
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       12 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cuda: sm_90; wave of 32 lanes
@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 9813158c415665fe718175893b3d3c6a766306d7cfc82c3f1be85bc4761b3865
+// Provenance  sha256 68f7faead016b24c8205631d999c8e08e506be3e4d7d8dcb14a1d10437b7a0f8
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

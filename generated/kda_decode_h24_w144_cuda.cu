@@ -2,9 +2,9 @@
 //
 // Variant     kda_decode_h24_w144_cuda: Kimi-K3 (96 heads) at TP 4
 // Batches     of rows * heads <= 144, unless a kernel of smaller ones serves them
-// Tuning      6 waves per SIMD or more, 1 workgroups a head, 2 rows of a lane reduced together, state in lds, next
+// Tuning      at least 6 waves per SIMD, 1 workgroup a head, 2 rows of a lane reduced together, state in LDS, next
 //             kernel starts after the prologue, prefetches slot
-// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads x 2, 4, 8, 12 rows: 2.95 3.40 5.14 7.39; the lower
+// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 2, 4, 8, 12: 2.95 3.40 5.14 7.39; the lower
 //             band's tuning 3.16 4.45 7.92 10.14; the upper band's tuning 3.77 5.09 6.61 9.07
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       24 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 1d2a52f7343f5a085922fc4a24b031fccd34b204c9c79abd0e00f14092c80b26
+// Provenance  sha256 cc953bad99e94583e1add51fc807bb939b43473c127931bdb6db14356db5e5e9
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

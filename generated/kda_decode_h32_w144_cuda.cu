@@ -2,9 +2,9 @@
 //
 // Variant     kda_decode_h32_w144_cuda: Kimi-Linear (32 heads) at TP 1
 // Batches     of rows * heads <= 144, unless a kernel of smaller ones serves them
-// Tuning      6 waves per SIMD or more, 1 workgroups a head, 2 rows of a lane reduced together, state in lds, next
+// Tuning      at least 6 waves per SIMD, 1 workgroup a head, 2 rows of a lane reduced together, state in LDS, next
 //             kernel starts after the prologue, prefetches slot
-// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads x 2, 4, 8, 12 rows: 2.95 3.40 5.14 7.39; the lower
+// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 2, 4, 8, 12: 2.95 3.40 5.14 7.39; the lower
 //             band's tuning 3.16 4.45 7.92 10.14; the upper band's tuning 3.77 5.09 6.61 9.07
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       32 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 cbcf4a935e00545fdf8fcfdbfe77ad2b1efc30d6d67d3bfd477a91ccee02d480
+// Provenance  sha256 3093a92be970f35f59e69a79d08f46d6217fe8f8e4a3ecf00a34d87f49063232
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

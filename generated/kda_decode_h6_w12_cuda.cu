@@ -2,9 +2,9 @@
 //
 // Variant     kda_decode_h6_w12_cuda: Kimi-K3 (96 heads) at TP 16
 // Batches     of rows * heads <= 12, unless a kernel of smaller ones serves them
-// Tuning      4 waves per SIMD or more, 4 workgroups a head, 2 rows of a lane reduced together, state in lds, next
-//             kernel starts after the prologue, prefetches slot
-// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads x 1 rows: 2.50; the upper band's tuning 2.79
+// Tuning      at least 4 waves per SIMD, 4 workgroups a head, 2 rows of a lane reduced together, state in LDS,
+//             next kernel starts after the prologue, prefetches slot
+// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 1: 2.50; the upper band's tuning 2.79
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       6 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cuda: sm_90; wave of 32 lanes
@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 2d19f7c7d17b2b7d5061c612b6884f931b5bec2054d8d0f3e6cd461192419eb8
+// Provenance  sha256 2db9570b0df0db25b2bafd3eef5cc03909b5934cd27bc0e018845644d75978fc
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -23,7 +23,7 @@ BANDS: dict[str, tuple[Band, ...]] = {
                 next_starts=NextStarts.AFTER_PROLOGUE,
                 prefetch=Prefetch.SLOT,
             ),
-            reason="NVIDIA H200, 2026-12-02, us a layer at 12 heads x 1 rows: 2.50; the upper band's tuning 2.79",
+            reason="NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 1: 2.50; the upper band's tuning 2.79",
         ),
         Band(
             most_work=144,
@@ -35,7 +35,7 @@ BANDS: dict[str, tuple[Band, ...]] = {
                 prefetch=Prefetch.SLOT,
             ),
             reason=(
-                "NVIDIA H200, 2026-12-02, us a layer at 12 heads x 2, 4, 8, 12 rows: 2.95 3.40 5.14 7.39; "
+                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 2, 4, 8, 12: 2.95 3.40 5.14 7.39; "
                 "the lower band's tuning 3.16 4.45 7.92 10.14; the upper band's tuning 3.77 5.09 6.61 9.07"
             ),
         ),
@@ -49,7 +49,7 @@ BANDS: dict[str, tuple[Band, ...]] = {
                 lookahead=99,
             ),
             reason=(
-                "NVIDIA H200, 2026-12-02, us a layer at 12 heads x 16, 24, 32, 48, 64, 128, 256 rows: 8.46 "
+                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 16, 24, 32, 48, 64, 128, 256: 8.46 "
                 "11.60 14.72 21.11 27.27 52.50 102.30; the lower band's tuning 9.33 13.17 16.55 23.48 29.61 "
                 "55.00 105.08"
             ),

@@ -99,7 +99,7 @@ def bands_of(measured: Measured, device: str, date: str) -> tuple[Band, ...]:
             if 0 <= other < len(merged)
         ]
         rows = ", ".join(map(str, measured.rows[first : last + 1]))
-        reason = f"{device}, {date}, us a layer at {measured.heads} heads x {rows} rows: " + "; ".join([own, *others])
+        reason = f"{device}, {date}, us a layer at {measured.heads} heads, rows {rows}: " + "; ".join([own, *others])
         limit = None if index == len(merged) - 1 else measured.heads * measured.rows[last]
         bands.append(Band(limit, tuning, reason))
     return tuple(bands)

@@ -10,7 +10,7 @@ class SliceIn(enum.Enum):
     """Where a workgroup's part of the state waits for the recurrence."""
 
     REGISTERS = "registers"
-    LDS = "lds"
+    LDS = "LDS"
 
 
 class NextStarts(enum.Enum):
@@ -53,17 +53,17 @@ class Tuning:
     lookahead: int = 0
 
     def __str__(self) -> str:
-        together = f"{self.rows_together} rows of a lane reduced together"
-        shared = f"{self.workgroups_per_head} workgroups a head"
-        kept = f"{self.min_waves_per_simd} waves per SIMD or more"
-        text = (
-            f"{kept}, {shared}, {together}, state in {self.slice_in.value}, next kernel starts {self.next_starts.value}"
-        )
+        parts = [
+            f"at least {_counted(self.min_waves_per_simd, 'wave')} per SIMD",
+            f"{_counted(self.workgroups_per_head, 'workgroup')} a head",
+            f"{_counted(self.rows_together, 'row')} of a lane reduced together",
+            f"state in {self.slice_in.value}",
+            f"next kernel starts {self.next_starts.value}",
+        ]
         if self.prefetches:
-            text += f", prefetches {self.prefetch.value}" + (
-                f", {self.lookahead} workgroups ahead" * bool(self.lookahead)
-            )
-        return text
+            ahead = f" of {_counted(self.lookahead, 'workgroup')} ahead" if self.lookahead else ""
+            parts.append(f"prefetches {self.prefetch.value}{ahead}")
+        return ", ".join(parts)
 
     @property
     def slice_in_lds(self) -> bool:
@@ -87,6 +87,10 @@ class Tuning:
         It saves a small launch the latency of one load. Where later workgroups are prefetched for it gains nothing.
         """
         return self.prefetches_slot and not self.lookahead
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + "s" * (number != 1)
 
 
 DEFAULT_TUNING = Tuning()

@@ -81,9 +81,9 @@ def test_bands_carry_their_figures_and_those_of_their_neighbours():
     assert lower == Band(
         24,
         SMALL,
-        "A GPU, 2026-01-02, us a layer at 12 heads x 1, 2 rows: 2.00 3.00; the upper band's tuning 3.00 4.00",
+        "A GPU, 2026-01-02, us a layer at 12 heads, rows 1, 2: 2.00 3.00; the upper band's tuning 3.00 4.00",
     )
-    assert upper.most_work is None and upper.reason.endswith("64 rows: 27.00; the lower band's tuning 40.00")
+    assert upper.most_work is None and upper.reason.endswith("rows 64: 27.00; the lower band's tuning 40.00")
 
 
 def test_the_file_gives_the_bands_back_and_is_formatted(tmp_path):
