@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 import shlex
 import shutil
@@ -208,7 +209,9 @@ def main_report(
     plot_path: Path | None,
     vllm_tree: Path | None = None,
 ) -> int:
-    """Measure every shape and print the table; 0, or an error where there is no GPU.
+    """Measure every shape and print the table; 0, or 130 if interrupted, with what was measured until then.
+
+    The JSON is written after every shape, so that a run that is killed loses none.
 
     Raises:
         NotReadyError: no GPU is visible to torch.
@@ -217,21 +220,24 @@ def main_report(
     require_gpu()
     op.prepare(heads)
     peers = find_peers(vllm_tree, heads)
-    points = []
-    with progress(len(heads) * len(rows)) as show:
-        for count in heads:
-            for batch in rows:
+    facts = environment()
+    points: list[Point] = []
+    code = 0
+    try:
+        with progress(len(heads) * len(rows)) as show:
+            for count, batch in itertools.product(heads, rows):
                 show(f"{count} heads x {batch} rows")
                 points.append(measure(count, batch, peers))
                 torch.cuda.empty_cache()
-    facts = environment()
+                if json_path is not None:
+                    write_json(json_path, points, facts)
+    except KeyboardInterrupt:
+        code = 130  # as a shell reports it
     print(f"{facts['device']}, {facts['runtime']}, torch {facts['torch']}: {facts['command']}")
     print(table(points))
-    if json_path is not None:
-        write_json(json_path, points, facts)
-    if plot_path is not None:
+    if plot_path is not None and points:
         write_plot(plot_path, points, f"kdagen on {facts['device']}, cold state")
-    return 0
+    return code
 
 
 @contextmanager

@@ -76,6 +76,30 @@ def test_the_plot_is_a_picture(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("killed", [KeyboardInterrupt, SystemExit])
+def test_a_run_that_ends_early_keeps_what_it_measured(killed, monkeypatch, tmp_path, capsys):
+    from kdagen import bench
+
+    def measure(heads, rows, peers):
+        if rows == 4:
+            raise killed
+        return point(heads, rows)
+
+    facts = {name: "x" for name in ("device", "runtime", "torch", "command")}
+    for name, value in (("require_gpu", lambda: None), ("environment", lambda: facts), ("measure", measure)):
+        monkeypatch.setattr(bench, name, value)
+    monkeypatch.setattr(bench.op, "prepare", lambda heads: None)
+    monkeypatch.setattr(bench, "find_peers", lambda tree, heads: [])
+    path = tmp_path / "bench.json"
+    if killed is KeyboardInterrupt:
+        assert bench.main_report([12], [1, 2, 4, 8], path, None) == 130
+        assert "  12     2" in capsys.readouterr().out
+    else:
+        with pytest.raises(SystemExit):
+            bench.main_report([12], [1, 2, 4, 8], path, None)
+    assert [p["rows"] for p in json.loads(path.read_text())["points"]] == [1, 2]
+
+
 def test_without_a_gpu_bench_says_so(capsys):
     assert main(["bench"]) == 1
     assert capsys.readouterr().err.startswith("kdagen: bench: expected a GPU that torch sees, got torch 2")

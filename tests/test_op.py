@@ -119,13 +119,32 @@ def test_fr_50_a_first_call_inside_a_capture_names_prepare(monkeypatch):
 
     monkeypatch.setattr(op, "_capturing", lambda: True)
     with pytest.raises(NotReadyError, match=r"expected kdagen.prepare\(heads=\[4\]\) before the graph capture"):
-        op._note_first_call(arguments()["x"], H)
+        op._note_first_call(torch.device("cpu"), H, 1)
     with pytest.raises(NotReadyError, match=r"expected kdagen.prepare\(\) before the graph capture, got it inside one"):
         kdagen.prepare([H])
     monkeypatch.setattr(op, "_capturing", lambda: False)
     kdagen.prepare([H], device="cpu")
     monkeypatch.setattr(op, "_capturing", lambda: True)
-    op._note_first_call(arguments()["x"], H)
+    op._note_first_call(torch.device("cpu"), H, 1)
+
+
+def test_fr_50_each_band_of_batches_has_a_first_call_of_its_own(monkeypatch):
+    from kdagen import dispatch, op
+
+    monkeypatch.setattr(op, "_ready", set())
+    monkeypatch.setattr(op, "_limits", {})
+    monkeypatch.setattr(dispatch, "arch_of", lambda index: "sm_90")
+    first = dispatch.least_rows(12, "sm_90")
+    assert len(first) > 1
+    device = torch.device("cuda", 0)
+    for rows in first:
+        monkeypatch.setattr(op, "_capturing", lambda: True)
+        with pytest.raises(NotReadyError, match=r"expected kdagen.prepare\(heads=\[12\]\) before the graph capture"):
+            op._note_first_call(device, 12, rows)
+        monkeypatch.setattr(op, "_capturing", lambda: False)
+        op._note_first_call(device, 12, rows)
+        monkeypatch.setattr(op, "_capturing", lambda: True)
+        op._note_first_call(device, 12, rows)
 
 
 def test_fr_52_opcheck_is_clean():
