@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import platform
 import shlex
@@ -147,7 +148,7 @@ def _cache_bytes() -> int:
 
 
 def environment() -> dict[str, str]:
-    """What a figure needs to be a figure: device, driver, versions, command."""
+    """What a figure needs to be a figure: device, driver, versions, date, command."""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
         "device": properties.name,
@@ -156,6 +157,7 @@ def environment() -> dict[str, str]:
         "torch": torch.__version__,
         "runtime": f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}",
         "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
         "command": shlex.join(["kdagen", *sys.argv[1:]]),
     }
 
