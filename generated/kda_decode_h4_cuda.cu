@@ -18,7 +18,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 cb2fb9f7ab9c5f3604f4bea392cdd0da816af008ed573d6aa7c545190dfa3b67
+// Provenance  sha256 4e88155684565be26d417cd060d13fdc044ee95ab6c94d0ca47e2235b016898a
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -299,7 +299,7 @@ struct Conv1dInputs {
 };
 
 struct ConvHistory {
-  bf16_pair tap[kTaps - 1];  // oldest first
+  bf16_pair tap[kTaps - 1];  // oldest first, once in_tap_order
 };
 
 DEVICE Conv1dInputs load_conv1d_inputs(const KdaDecodeParams &p, const Work &work) {
@@ -322,19 +322,25 @@ DEVICE bf16_t *conv_window(const KdaDecodeParams &p, int slot, const Work &work)
   return p.conv_state + slot * p.conv_slot_stride + channel * (kConvDs ? kTaps - 1 : 1);
 }
 
-// SD keeps a tap's channels together; DS keeps a channel's taps together, so two channels are six neighbours.
+// SD keeps a tap's channels together; DS keeps a channel's taps together, so two channels are six neighbours. They stay as
+// they came: put in order here, they would be waited for before the state is asked for.
 template <bool kConvDs>
 DEVICE ConvHistory load_history(const bf16_t *window) {
   ConvHistory history;
-  if constexpr (kConvDs) {
-    const bf16_pair a01 = load_bf16_pair(window), a2b0 = load_bf16_pair(window + 2), b12 = load_bf16_pair(window + 4);
-    history.tap[0] = pack(low_of(a01), high_of(a2b0));
-    history.tap[1] = pack(high_of(a01), low_of(b12));
-    history.tap[2] = pack(low_of(a2b0), high_of(b12));
-  } else {
 #pragma unroll
-    for (int tap = 0; tap < kTaps - 1; ++tap) history.tap[tap] = load_bf16_pair(window + tap * 3 * kChannels);
-  }
+  for (int i = 0; i < kTaps - 1; ++i) history.tap[i] = load_bf16_pair(window + i * (kConvDs ? 2 : 3 * kChannels));
+  return history;
+}
+
+// One pair of channels per tap, of what either layout gave.
+template <bool kConvDs>
+DEVICE ConvHistory in_tap_order(const ConvHistory &loaded) {
+  if constexpr (!kConvDs) return loaded;
+  const bf16_pair a01 = loaded.tap[0], a2b0 = loaded.tap[1], b12 = loaded.tap[2];
+  ConvHistory history;
+  history.tap[0] = pack(low_of(a01), high_of(a2b0));
+  history.tap[1] = pack(high_of(a01), low_of(b12));
+  history.tap[2] = pack(low_of(a2b0), high_of(b12));
   return history;
 }
 
@@ -614,8 +620,9 @@ KERNEL void kda_decode_h4_cuda(KdaDecodeParams p) {
   if (work.section == kGates) {
     publish(lds, work, decay_of<kBoundedGate>(gates, a_log, p.lower_bound));
   } else {
-    publish(lds, work, conv1d_silu(conv, from_slot.history));
-    if constexpr (kTeam == 1) shift_window<kConvDs>(from_slot.window, from_slot.history, conv.x);
+    const ConvHistory history = in_tap_order<kConvDs>(from_slot.history);
+    publish(lds, work, conv1d_silu(conv, history));
+    if constexpr (kTeam == 1) shift_window<kConvDs>(from_slot.window, history, conv.x);
   }
   workgroup_barrier();
 
@@ -628,7 +635,7 @@ KERNEL void kda_decode_h4_cuda(KdaDecodeParams p) {
     const f32x2 o = finish_output<kOutputNorm>(lds, gates, p.norm_eps, work);
     if (owns_pair(work)) store_output(p, work, o);
   } else if constexpr (kTeam > 1) {  // now that the whole team has read it
-    if (work.member == 0) shift_window<kConvDs>(from_slot.window, from_slot.history, conv.x);
+    if (work.member == 0) shift_window<kConvDs>(from_slot.window, in_tap_order<kConvDs>(from_slot.history), conv.x);
   }
 }
 
