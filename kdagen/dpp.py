@@ -215,7 +215,10 @@ def prove_halving(plan: HalvingPlan) -> None:
     """
     for row in range(0, WAVE_LANES, ROW_LANES):
         start = [
-            [256 ** (ROW_LANES * v + lane % ROW_LANES) if lane - lane % ROW_LANES == row else 0 for v in range(plan.sums)]
+            [
+                256 ** (ROW_LANES * v + lane % ROW_LANES) if lane - lane % ROW_LANES == row else 0
+                for v in range(plan.sums)
+            ]
             for lane in range(WAVE_LANES)
         ]
         for lane, held in enumerate(run_halving(plan, start)):
