@@ -30,6 +30,8 @@ examples:
   kdagen build --heads 20 --out DIR  render a head count that is not in the table
   kdagen build --arch gfx942         with a ROCm build of torch: also compile the torch op
   kdagen build --code-objects DIR    without one: compile the device code alone
+  kdagen inspect                     compile for every AMD GPU and audit the machine code
+  kdagen inspect --diff HEAD~1       what a change did to it
   kdagen bench --heads 12            time per layer on the GPU that is here
   kdagen doctor                      which compilers are here, and what to install"""
 
@@ -111,6 +113,37 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("--source", type=Path, metavar="FILE", help="a source to run in place of the rendered text")
     verify.add_argument("--json", type=Path, metavar="FILE", help="also write the results as JSON")
     verify.set_defaults(run=_verify)
+
+    inspect = commands.add_parser(
+        "inspect",
+        help="compile for AMD GPUs, read the machine code back and audit it",
+        description="Compile the device code of generated/ and read it back: registers, LDS, spills, occupancy, "
+        "instructions by class, memory accesses by width and cache policy, waits, and the cycles of llvm-mca's model. "
+        "Then hold every instance to the rules of kdagen/audit.py; exit 1 if one is broken, with the instructions that "
+        "break it. Needs clang and LLVM's tools (`kdagen doctor`), no GPU. Results are cached by source and compiler.",
+        epilog="examples:\n"
+        "  kdagen inspect --heads 12 --arch gfx942\n"
+        "  kdagen inspect --heads 12 --arch gfx942 --source | less\n"
+        "  kdagen inspect --heads 12 --diff HEAD~1",
+        formatter_class=raw,
+    )
+    inspect.add_argument(
+        "--heads", type=_counts, metavar="N[,N...]", help="these head counts only (default: the table)"
+    )
+    inspect.add_argument(
+        "--arch", type=_archs, default=(), metavar="ARCH[,ARCH...]", help="architectures (default: gfx942,gfx950)"
+    )
+    inspect.add_argument("--instance", metavar="NAME", help="this instance only, such as bounded-norm-sd")
+    inspect.add_argument("--json", type=Path, metavar="FILE", help="also write every figure and broken rule as JSON")
+    different = inspect.add_mutually_exclusive_group()
+    different.add_argument("--diff", metavar="REV", help="print only what differs from the sources of a git revision")
+    different.add_argument(
+        "--source",
+        action="store_true",
+        help="print the disassembly of one instance (default: bounded-norm-sd) with stages and source lines marked; "
+        "needs one of --heads and of --arch",
+    )
+    inspect.set_defaults(run=_inspect)
 
     bench = commands.add_parser(
         "bench",
@@ -261,6 +294,24 @@ def _verify(arguments: argparse.Namespace) -> int:
         token=arguments.case,
         source=arguments.source,
         json_path=arguments.json,
+    )
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    if arguments.source:
+        from kdagen import inspect_source
+
+        if arguments.json is not None:
+            raise SpecError(f"--json: expected none with --source, got {arguments.json}")
+        return inspect_source.main_report(arguments.heads, arguments.arch, arguments.instance)
+    from kdagen import inspect_code
+
+    return inspect_code.main_report(
+        arguments.heads,
+        arguments.arch,
+        instance=arguments.instance,
+        json_path=arguments.json,
+        revision=arguments.diff,
     )
 
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kdagen.errors import ToolchainError
 from kdagen.toolchain import find_tool
@@ -27,6 +28,7 @@ class KernelMetadata:
     lds_bytes: int
     scratch_bytes: int
     workgroup_threads: int
+    code_bytes: int
 
 
 def read_metadata(code_object: Path) -> dict[str, KernelMetadata]:
@@ -46,7 +48,9 @@ def read_metadata(code_object: Path) -> dict[str, KernelMetadata]:
         ) from error
     with code_object.open("rb") as file:
         try:
-            notes = [n for s in ELFFile(file).iter_sections() if isinstance(s, NoteSection) for n in s.iter_notes()]
+            elf = ELFFile(file)
+            notes = [n for s in elf.iter_sections() if isinstance(s, NoteSection) for n in s.iter_notes()]
+            sizes = {symbol.name: symbol["st_size"] for symbol in _dynamic_symbols(elf)}
         except ELFError as error:
             raise ToolchainError(
                 f"{code_object}: expected an AMDGPU code object, got a file that is not ELF"
@@ -68,9 +72,25 @@ def read_metadata(code_object: Path) -> dict[str, KernelMetadata]:
             lds_bytes=kernel[".group_segment_fixed_size"],
             scratch_bytes=kernel[".private_segment_fixed_size"],
             workgroup_threads=kernel[".max_flat_workgroup_size"],
+            code_bytes=sizes.get(kernel[".name"], 0),
         )
         for kernel in kernels
     }
+
+
+def undefined_symbols(code_object: Path) -> tuple[str, ...]:
+    """What a code object expects someone else to define, sorted: a kernel that needs nothing has none."""
+    from elftools.elf.elffile import ELFFile
+
+    with code_object.open("rb") as file:
+        found = [symbol.name for symbol in _dynamic_symbols(ELFFile(file)) if symbol["st_shndx"] == "SHN_UNDEF"]
+    return tuple(sorted(filter(None, found)))
+
+
+def _dynamic_symbols(elf: Any) -> list[Any]:
+    """The symbols that a loader sees; an elf is pyelftools' ELFFile."""
+    table = elf.get_section_by_name(".dynsym")
+    return list(table.iter_symbols()) if table is not None else []
 
 
 _BUNDLE_MAGIC = b"__CLANG_OFFLOAD_BUNDLE__"
@@ -120,17 +140,33 @@ def offload_archs(library: Path) -> tuple[str, ...]:
 
 def disassemble(code_object: Path) -> dict[str, tuple[str, ...]]:
     """The instructions of every function of an AMDGPU code object by its symbol, as `mnemonic operands`."""
+    return {
+        name: instructions
+        for name, lines in disassemble_with_labels(code_object).items()
+        if (instructions := tuple(text for _, text in lines if not text.endswith(":")))
+    }
+
+
+def disassemble_with_labels(code_object: Path) -> dict[str, tuple[tuple[int, str], ...]]:
+    """As disassemble, each line behind its address in bytes; a branch names a label, which is a line such as `L0:`."""
     objdump = find_tool("llvm-objdump")
-    command = [objdump, "-d", "--no-show-raw-insn", "--no-leading-addr", str(code_object)]
+    command = [objdump, "-d", "--symbolize-operands", str(code_object)]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     if done.returncode != 0:
         raise ToolchainError(f"expected {objdump} to read {code_object}, got: {done.stderr.strip()}")
-    functions: dict[str, list[str]] = {}
-    current: list[str] = []
+    functions: dict[str, list[tuple[int, str]]] = {}
+    current: list[tuple[int, str]] = []
+    labels: list[str] = []
     for line in done.stdout.splitlines():
-        symbol = re.fullmatch(r"<(.+)>:", line.strip())
-        if symbol:
-            current = functions.setdefault(symbol[1], [])
-        elif line.startswith("\t"):
-            current.append(" ".join(line.split("//")[0].split()))
+        if label := re.fullmatch(r"(?:[0-9a-f]+ )?<(L\d+)>:", line.strip()):
+            labels.append(label[1])
+        elif symbol := re.fullmatch(r"[0-9a-f]+ <(.+)>:", line):
+            current, labels = functions.setdefault(symbol[1], []), []
+        elif instruction := re.fullmatch(r"\t(\S.*?)\s*// ([0-9A-F]+): (.*)", line):
+            if instruction[3].startswith("00000000") and current and current[-1][1] == "s_endpgm":
+                continue  # padding up to the next function, which reads as an instruction
+            address = int(instruction[2], 16)
+            current += [(address, f"{name}:") for name in labels]
+            labels = []
+            current.append((address, " ".join(instruction[1].split())))
     return {name: tuple(lines) for name, lines in functions.items() if lines}

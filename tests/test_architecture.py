@@ -33,6 +33,10 @@ ALLOWED = {
     "weights": {"errors", "spec", "staged"},
     "toolchain": {"errors"},
     "isa": {"errors", "toolchain"},
+    "machine_paths": set(),
+    "machine_code": {"errors", "isa", "machine_paths", "spec", "toolchain"},
+    "audit": {"machine_code", "machine_paths"},
+    "inspect_report": {"audit", "machine_code", "table"},
     "doctor": {"errors", "table", "target", "toolchain"},
 }
 WITHOUT_JINJA = ("dispatch", "op", "weights", "staged", "reference", "cases")
