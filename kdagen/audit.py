@@ -127,10 +127,8 @@ def _scratch(profile: Profile) -> Sequence[str]:
 
 
 def _calls(profile: Profile) -> Sequence[str]:
-    return [
-        *_none_like(r"s_swappc|s_call|s_setpc")(profile),
-        *(f"undefined symbol {name}" for name in profile.undefined),
-    ]
+    undefined = [f"undefined symbol {name}" for name in profile.undefined]
+    return [*undefined, *_none_like(r"s_swappc|s_call|s_setpc")(profile)]
 
 
 def _reductions(profile: Profile) -> Sequence[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -167,20 +169,21 @@ def profile_all(compiler: toolchain.Compiler, jobs: Sequence[Job]) -> list[Profi
 def profile(compiler: toolchain.Compiler, job: Job, flags: Sequence[str] = CDNA.flags) -> list[Profile]:
     """The profiles of one job's instances: from the cache if everything that they follow from is the same."""
     folder = cache_dir("inspect")
-    path = folder / f"{_cache_key(compiler, job, flags)}.json"
-    with contextlib.suppress(OSError, ValueError, TypeError):  # a file that is damaged is made anew
-        return [from_json(row) for row in json.loads(path.read_text(encoding="utf-8"))]
+    key = _cache_key(compiler, job, flags)
+    path = folder / f"{key}.json.gz"  # instructions repeat: a tenth of the text
+    with contextlib.suppress(OSError, EOFError, zlib.error, ValueError, TypeError):  # one that is damaged is made anew
+        return [from_json(row) for row in json.loads(gzip.decompress(path.read_bytes()))]
     with tempfile.TemporaryDirectory() as sources:
         source = Path(sources, job.variant.file_name)
         source.write_text(job.text, encoding="utf-8")
-        output = folder / f"{path.stem}.co"  # here, because a failure's log stays beside it
+        output = folder / f"{key}.co"  # here, because a failure's log stays beside it
         try:
             toolchain.compile_device(compiler, job.arch, source, output, flags)
             profiles = machine_code.read_profiles(output, job.variant.name, job.arch, job.variant.spec.state_bytes)
         finally:
             output.unlink(missing_ok=True)
-    aside = folder / f"{path.stem}.{os.getpid()}"
-    aside.write_text(json.dumps([asdict(instance) for instance in profiles]), encoding="utf-8")
+    aside = folder / f"{key}.{os.getpid()}"
+    aside.write_bytes(gzip.compress(json.dumps([asdict(instance) for instance in profiles]).encode("utf-8")))
     os.replace(aside, path)
     return profiles
 

@@ -195,11 +195,11 @@ def read_profiles(code_object: Path, variant: str, arch: str, state_bytes: int) 
     Raises:
         ToolchainError: the file is no code object, or an LLVM tool is missing or fails.
     """
-    names = instance_names(variant)
+    names, metadata = instance_names(variant), isa.read_metadata(code_object)
     undefined = isa.undefined_symbols(code_object)
     disassembly = isa.disassemble_with_labels(code_object)
     profiles = []
-    for symbol, kernel in isa.read_metadata(code_object).items():
+    for symbol, kernel in metadata.items():
         code = tuple(text for _, text in disassembly[symbol])
         profiles.append(
             Profile(

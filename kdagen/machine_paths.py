@@ -170,7 +170,8 @@ def _execute(line: str, known: dict[str, int]) -> None:
         _set(known, "exec", None, 64)
     if mnemonic.startswith("v_cmp") and mnemonic.endswith("_e32"):
         _set(known, "vcc", None, 64)
-    for operand in operands[:2]:  # the second is a carry's or a compare's
+    carries = "_co_" in mnemonic or mnemonic.startswith("v_div_scale")  # and write where to in the second operand
+    for operand in operands[: 2 if carries else 1]:
         _set(known, operand, None, 64)
 
 

@@ -76,7 +76,7 @@ def test_python_m_is_the_same_and_a_closed_pipe_is_no_traceback():
     assert done.stdout.startswith("variant") and done.stderr == ""
 
 
-@pytest.mark.parametrize("command", [[], ["build"], ["list"], ["verify"], ["bench"], ["doctor"]])
+@pytest.mark.parametrize("command", [[], ["build"], ["list"], ["verify"], ["inspect"], ["bench"], ["doctor"]])
 def test_help_teaches(capsys, command):
     with pytest.raises(SystemExit) as raised:
         main([*command, "--help"])

@@ -1,4 +1,4 @@
-"""Every generated file compiled for gfx942 and gfx950 with warnings as errors, and what its machine code is made of."""
+"""The audit's gate: every generated file compiled for every AMD architecture, warnings as errors, no rule broken."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from kdagen import isa, toolchain
+from kdagen import inspect_code, isa, toolchain
+from kdagen.audit import BUDGETS, RULES, audit_all
 from kdagen.errors import BuildError, ToolchainError
+from kdagen.machine_code import class_of
 from kdagen.paths import generated_dir
-from kdagen.spec import INSTANCES
+from kdagen.spec import INSTANCES, OutputNorm
 from kdagen.target import CDNA, CUDA
 from kdagen.variants import of_target
 
-# Reductions: three in the prologue and two in each of eight rows, four adds each; four more for the output norm.
-ROW_SUM_ADDS = 4 * (3 + 2 * 8)
-NORM_ADDS = 4
 FLAGS = (*CDNA.flags, "-Wall", "-Wextra", "-Werror")
+# Adds over the 16 lanes of a row: four for each of the norms of q and k and for k.q, eight for either dot product of
+# eight rows at once, four for the sum of squares. Beside them a broadcast for each row.
+DPP = 4 * 3 + 2 * (4 + 2 + 1 + 1) + 4 + 8
+NORM_DPP = 4
 
 
 @pytest.fixture(scope="module")
@@ -31,34 +34,30 @@ def compiler() -> toolchain.Compiler:
 
 @pytest.mark.parametrize("arch", CDNA.archs)
 @pytest.mark.parametrize("variant", of_target(CDNA), ids=lambda v: v.name)
-def test_machine_code(variant, arch, compiler, tmp_path):
-    source = generated_dir() / variant.file_name
-    code_object = toolchain.compile_device(compiler, arch, source, tmp_path / "kernel.co", FLAGS)
-    metadata, code = isa.read_metadata(code_object), isa.disassemble(code_object)
-    assert len(metadata) == len(INSTANCES)
-    for name, kernel in metadata.items():
-        assert kernel.vgprs + kernel.agprs <= variant.plan.max_vgprs == 128
-        assert (kernel.vgpr_spills, kernel.sgpr_spills, kernel.scratch_bytes) == (0, 0, 0)
-        assert kernel.lds_bytes == variant.plan.lds_bytes
-        assert kernel.workgroup_threads == variant.plan.threads
+def test_no_instance_breaks_a_rule(variant, arch, compiler):
+    job = inspect_code.Job(variant, arch, inspect_code.committed_text(variant))
+    profiles = inspect_code.profile(compiler, job, FLAGS)
+    assert [profile.instance for profile in profiles] == [instance.name for instance in INSTANCES]
+    assert [str(broken) for broken in audit_all(profiles)] == []
+    for profile, instance in zip(profiles, INSTANCES, strict=True):
+        assert profile.vgprs <= variant.plan.max_vgprs
+        assert profile.lds_bytes == variant.plan.lds_bytes
+        assert profile.workgroup_threads == variant.plan.threads
+        accesses = variant.plan.rows_per_lane * variant.plan.parts
+        assert profile.state_accesses == profile.state_loads_before_wait == accesses
+        wide = {kind: count for kind, count in profile.memory.items() if " 16" in kind}
+        policy = "glc slc" if arch == "gfx90a" else "nt"
+        assert wide == {f"global load 16 {policy}": accesses, f"global store 16 {policy}": accesses}
+        assert profile.classes["DPP"] == DPP + (NORM_DPP if instance.output_norm is OutputNorm.GATED else 0)
+        assert profile.classes["barrier"] == 2
+        assert sum(profile.classes.values()) == len(profile.lines)
+        assert "other" not in map(class_of, profile.lines)
 
-        lines = code[name]
-        assert not [
-            line for line in lines if re.match(r"ds_bpermute|ds_permute|ds_swizzle|scratch_|flat_|buffer_", line)
-        ]
-        assert sum(line.startswith("s_barrier") for line in lines) == 2
-        norm = name.startswith(tuple(f"_Z{len(variant.name)}{variant.name}ILb{gate}ELb1E" for gate in (0, 1)))
-        dpp = [line for line in lines if re.search(r"\b(quad_perm|row_)", line)]
-        assert len(dpp) == ROW_SUM_ADDS + (NORM_ADDS if norm else 0)
-        assert all(line.startswith("v_add_f32_dpp") for line in dpp), "a DPP move that was not folded into its add"
 
-        state = [line for line in lines if line.startswith(("global_load_dwordx4", "global_store_dwordx4"))]
-        assert len(state) == 2 * variant.plan.rows_per_lane * variant.plan.parts
-        streams = " nt" if arch != "gfx90a" else " slc"
-        assert all(line.endswith(streams) or f"{streams} " in line for line in state)
-        loads = [i for i, line in enumerate(lines) if line.startswith("global_load_dwordx4")]
-        waits = [i for i, line in enumerate(lines) if line.startswith("s_waitcnt") and "vmcnt" in line]
-        assert not [wait for wait in waits if loads[0] < wait < loads[-1]], "the slice is not in flight as a whole"
+def test_the_audit_has_a_budget_for_every_instance_and_architecture():
+    assert set(BUDGETS) == set(CDNA.archs)
+    assert all(set(rows) == {instance.name for instance in INSTANCES} for rows in BUDGETS.values())
+    assert len({rule.name for rule in RULES}) == len(RULES)
 
 
 @pytest.mark.parametrize("variant", of_target(CUDA), ids=lambda v: v.name)
