@@ -10,16 +10,14 @@ import argparse
 import json
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from kdagen import isa, toolchain
+from kdagen import machine_code, toolchain
 from kdagen.errors import BuildError, KdagenError, SpecError, ToolchainError
 from kdagen.paths import generated_dir
 from kdagen.table import aligned
@@ -28,7 +26,6 @@ from kdagen.target import CDNA
 VLLM_FILE = "csrc/kimi_k3/fused_kda_decode_kernel_rocm.cu"
 VLLM_KERNEL = "kda_decode_fusion_kernel"
 VLLM_FLAGS = ("-std=c++17", "-O3", "-fdeclspec")  # __declspec(property) gives threadIdx.x its builtin
-MCA_ARCHS = ("gfx942",)
 HEAD_DIM = 128
 STAND_INS = {
     "hip/hip_runtime.h": """\
@@ -66,13 +63,6 @@ static __device__ __forceinline__ __hip_bfloat16 __float2bfloat16(float a) { ret
 """,
 }
 FLA_NOTE = "fla-core: the recurrence alone, 32 of 128 value channels a workgroup; built by Triton's own LLVM"
-_COUNTED = {
-    "barriers": r"s_barrier",
-    "dpp": r".*\b(quad_perm|row_)",
-    "permutes": r"ds_(bpermute|swizzle)",
-    "s_nop": r"s_nop\b",
-    "waits": r"s_waitcnt",
-}
 _AT_MOST_OF_VLLM = {"instructions": 0.75, "mca_cycles": 0.85, "s_nop": 0.5}
 _AT_MOST = {"barriers": 2, "dpp": 60}
 _FLA_TYPES = {
@@ -84,11 +74,11 @@ _FLA_TYPES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One kernel's machine code: whole-kernel counts, registers per lane; `mca_cycles` None where it was not asked."""
+    """One kernel's machine code: whole-kernel counts, registers per lane; cycles of llvm-mca's model for one pass."""
 
     kernel: str
     instructions: int
-    mca_cycles: int | None
+    mca_cycles: int
     barriers: int
     dpp: int
     permutes: int
@@ -101,55 +91,26 @@ class Row:
     code_bytes: int
 
 
-def instructions_of(lines: Sequence[str]) -> tuple[str, ...]:
-    """The instructions alone: without `...` (zero bytes between kernels) and the s_nop padding behind the last one."""
-    kept = [line for line in lines if line != "..."]
-    while kept and kept[-1].startswith("s_nop"):
-        kept.pop()
-    return tuple(kept)
-
-
-def count(lines: Sequence[str]) -> dict[str, int]:
-    """How many instructions there are of each counted kind."""
-    return {name: sum(re.match(pattern, line) is not None for line in lines) for name, pattern in _COUNTED.items()}
-
-
-def mca_cycles(lines: Sequence[str], arch: str) -> int:
-    """Cycles that llvm-mca gives the instructions, in the order of the text, every branch falling through, once."""
-    command = [toolchain.find_tool("llvm-mca"), "-mtriple=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-iterations=1"]
-    done = subprocess.run(command, input="\n".join(lines) + "\n", capture_output=True, encoding="utf-8", check=False)
-    found = re.search(r"^Total Cycles:\s+(\d+)$", done.stdout, re.MULTILINE)
-    if done.returncode != 0 or found is None:
-        raise ToolchainError(f"llvm-mca: expected total cycles, got: {toolchain.first_error(done.stderr)}")
-    return int(found[1])
-
-
-def code_bytes(code_object: Path, symbol: str) -> int:
-    """Size of a function of a code object; the padding behind it is not counted."""
-    from elftools.elf.elffile import ELFFile
-
-    with code_object.open("rb") as file:
-        symbols: Any = ELFFile(file).get_section_by_name(".symtab")
-        return int(symbols.get_symbol_by_name(symbol)[0]["st_size"])
-
-
 def row_of(kernel: str, code_object: Path, arch: str, instance: str, dynamic_lds_bytes: int = 0) -> Row:
     """The row of the one kernel of a code object whose symbol has `instance` in it."""
-    found = [(name, metadata) for name, metadata in isa.read_metadata(code_object).items() if instance in name]
+    found = [p for p in machine_code.read_profiles(code_object, "", arch, state_bytes=0) if instance in p.instance]
     if len(found) != 1:
         raise BuildError(f"{kernel}: expected one kernel with {instance!r} in its symbol, got {len(found)}")
-    ((name, metadata),) = found
-    lines = instructions_of(isa.disassemble(code_object)[name])
+    (profile,) = found
     return Row(
         kernel=kernel,
-        instructions=len(lines),
-        mca_cycles=mca_cycles(lines, arch) if arch in MCA_ARCHS else None,
-        **count(lines),
-        vgprs=metadata.vgprs,
-        spills=metadata.vgpr_spills + metadata.sgpr_spills,
-        scratch_bytes=metadata.scratch_bytes,
-        lds_bytes=metadata.lds_bytes + dynamic_lds_bytes,
-        code_bytes=code_bytes(code_object, name),
+        instructions=len(profile.lines),
+        mca_cycles=profile.cycles,
+        barriers=profile.classes["barrier"],
+        dpp=profile.classes["DPP"],
+        permutes=sum(line.startswith(("ds_bpermute", "ds_swizzle")) for line in profile.lines),
+        s_nop=profile.classes["nop"],
+        waits=profile.classes["wait"],
+        vgprs=profile.vgprs,
+        spills=profile.vgpr_spills + profile.sgpr_spills,
+        scratch_bytes=profile.scratch_bytes,
+        lds_bytes=profile.lds_bytes + dynamic_lds_bytes,
+        code_bytes=profile.code_bytes,
     )
 
 
@@ -231,7 +192,7 @@ def verdict(ours: Row, theirs: Row) -> str:
     """Every target with kdagen's figure beside it."""
     mine, peer, parts = asdict(ours), asdict(theirs), []
     for name, limit in _AT_MOST_OF_VLLM.items():
-        if mine[name] is not None and peer[name]:
+        if peer[name]:
             ratio = mine[name] / peer[name]
             parts.append(f"{name} {ratio:.2f} (<= {limit:.2f}{_missed(ratio, limit)})")
     for name, most in _AT_MOST.items():
@@ -246,7 +207,7 @@ def _missed(value: float, limit: float) -> str:
 def report(rows: Sequence[Row]) -> str:
     """A line for each kernel, under the same columns."""
     header = [name.replace("_bytes", " B") for name in asdict(rows[0])]
-    cells = [["-" if value is None else str(value) for value in asdict(row).values()] for row in rows]
+    cells = [[str(value) for value in asdict(row).values()] for row in rows]
     return aligned(header, cells, right=range(1, len(header)))
 
 

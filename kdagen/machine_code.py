@@ -200,7 +200,9 @@ def read_profiles(code_object: Path, variant: str, arch: str, state_bytes: int) 
     disassembly = isa.disassemble_with_labels(code_object)
     profiles = []
     for symbol, kernel in metadata.items():
-        code = tuple(text for _, text in disassembly[symbol])
+        start = disassembly[symbol][0][0]
+        # Padding behind the kernel may read as instructions.
+        code = tuple(text for address, text in disassembly[symbol] if address < start + kernel.code_bytes)
         profiles.append(
             Profile(
                 variant=variant,

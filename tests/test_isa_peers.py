@@ -17,19 +17,6 @@ _spec = importlib.util.spec_from_file_location("isa_peers", SCRIPT)
 isa_peers = importlib.util.module_from_spec(_spec)
 sys.modules["isa_peers"] = isa_peers  # dataclass looks its module up
 _spec.loader.exec_module(isa_peers)
-
-LINES = (
-    "s_load_dwordx2 s[0:1], s[4:5], 0x0",
-    "s_waitcnt lgkmcnt(0)",
-    "v_add_f32_dpp v0, v0, v0 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf",
-    "s_nop 1",
-    "v_add_f32_dpp v0, v0, v0 row_half_mirror row_mask:0xf bank_mask:0xf",
-    "ds_bpermute_b32 v1, v2, v0",
-    "ds_swizzle_b32 v1, v1 offset:swizzle(SWAP,1)",
-    "s_waitcnt vmcnt(0) lgkmcnt(0)",
-    "s_barrier",
-    "s_endpgm",
-)
 TREE = """
 #include <array>
 #include <hip/hip_runtime.h>
@@ -67,28 +54,6 @@ def compiler() -> toolchain.Compiler:
         pytest.skip(str(error))
 
 
-def test_each_kind_of_instruction_is_counted():
-    assert isa_peers.count(LINES) == {"barriers": 1, "dpp": 2, "permutes": 2, "s_nop": 1, "waits": 2}
-    assert isa_peers.count(()) == {"barriers": 0, "dpp": 0, "permutes": 0, "s_nop": 0, "waits": 0}
-
-
-def test_what_lies_behind_the_last_instruction_is_not_counted():
-    assert isa_peers.instructions_of((*LINES, "s_nop 0", "s_nop 0")) == LINES
-    assert isa_peers.instructions_of((*LINES, "...")) == LINES
-
-
-def test_llvm_mca_gives_cycles_or_says_what_it_does_not_read(compiler):
-    try:
-        few, more = (isa_peers.mca_cycles(lines, "gfx942") for lines in (LINES[:3], LINES))
-    except ToolchainError as error:
-        if "expected llvm-mca, found none" in str(error):
-            pytest.skip(str(error))
-        raise
-    assert 0 < few < more
-    with pytest.raises(ToolchainError, match=r"llvm-mca: expected total cycles, got: .*error: .*instruction"):
-        isa_peers.mca_cycles(("no_such_instruction v0",), "gfx942")
-
-
 def test_the_device_part_ends_with_the_kernel_and_asks_for_one_instance():
     text = isa_peers.device_part(TREE, isa_peers.VLLM_KERNEL, "true, 1")
     assert text.count("{") == text.count("}")
@@ -108,8 +73,9 @@ def test_a_small_tree_is_built_through_the_stand_ins(compiler, tmp_path, capsys)
     assert (written["arch"], written["heads"]) == ("gfx950", 12)
     assert "kdagen / vLLM: instructions" in printed and "MISSED" in printed  # the small kernel is the shorter one
     small, ours = rows["vLLM"], rows["kdagen"]
-    assert (small["barriers"], small["lds_bytes"], small["spills"], small["mca_cycles"]) == (1, 4 * 256, 0, None)
+    assert (small["barriers"], small["lds_bytes"], small["spills"], small["permutes"]) == (1, 4 * 256, 0, 0)
     assert 10 < small["instructions"] < 100 and 4 * small["instructions"] <= small["code_bytes"] <= 1000
+    assert 0 < small["mca_cycles"] < ours["mca_cycles"]
     assert (ours["barriers"], ours["spills"], ours["scratch_bytes"]) == (2, 0, 0)
 
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from kdagen import isa, toolchain
 from kdagen.errors import ToolchainError
-from kdagen.machine_code import class_of, instance_names, memory_kind, static_cycles
+from kdagen.machine_code import class_of, instance_names, memory_kind, read_profiles, static_cycles
 from kdagen.machine_paths import FirstWait, first_waits, vector_wait
+from kdagen.target import CDNA
 from kdagen.toolchain import find_tool
-from tests.profiles import written
+from tests.profiles import ARCH, compiler, written
 
+PADDED = """
+#include <hip/hip_runtime_api.h>
+#define KERNEL extern "C" __attribute__((global))
+KERNEL void first(float *a) { a[0] = 1.0f; }
+KERNEL __attribute__((aligned(4096))) void second(float *a) { a[0] = 2.0f; }
+"""
 LOAD, STORE = "global_load_dwordx4 v[2:5], v0, s[0:1] nt", "global_store_dwordx4 v0, v[2:5], s[0:1] nt"
 OTHER = "global_load_dword v1, v0, s[0:1]"
 
@@ -152,3 +160,14 @@ def test_an_instruction_that_the_model_does_not_know_is_named():
     message = r"expected .*llvm-mca.* to know every instruction of gfx942, got: error: .*: v_frobnicate v0"
     with pytest.raises(ToolchainError, match=message):
         static_cycles(["s_nop 0", "v_frobnicate v0"], "gfx942")
+
+
+def test_padding_behind_a_kernel_is_not_of_it(tmp_path):
+    """The assembler fills it with s_nop, which a disassembler cannot tell from the kernel's own."""
+    source = tmp_path / "padded.hip"
+    source.write_text(PADDED)
+    found = compiler()
+    code_object = toolchain.compile_device(found, ARCH, source, tmp_path / "padded.co", CDNA.flags)
+    assert sum(line == "s_nop 0" for line in isa.disassemble(code_object)["first"]) > 100
+    profiles = {profile.instance: profile for profile in read_profiles(code_object, "", ARCH, state_bytes=0)}
+    assert profiles["first"].lines[-1] == "s_endpgm" and profiles["first"].classes["nop"] == 0
