@@ -21,7 +21,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 ad8e8ce2dd1967e754b98235655f93f2f5cd05f38c78cda36d2b1b8582bf0014
+// Provenance  sha256 b6e274bb27e5977e61e81d096bffa204d79d7a4fd15693bc319fa9277b809c20
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -161,7 +161,10 @@ DEVICE f32x2 load_f32_pair(const float *a) { return *reinterpret_cast<const unal
 // into one 64-bit vector address per access (16 more registers on gfx942, and spills).
 DEVICE unsigned scalar_offset(unsigned elements) {
 #if defined(__AMDGCN__)
-  asm("" : "+s"(elements));
+  unsigned bytes = 4 * elements;  // in bytes it needs no shift on its way into an address
+  asm("" : "+s"(bytes));
+  __builtin_assume(bytes % 4 == 0);
+  elements = bytes / 4;
 #endif
   return elements;
 }
@@ -171,6 +174,9 @@ DEVICE f32x4 load_state(const float *base, unsigned lane) {
   return __builtin_nontemporal_load(reinterpret_cast<const f32x4 *>(reinterpret_cast<const char *>(base) + 4 * lane));
 }
 DEVICE void store_state(float *base, unsigned lane, f32x4 four) {
+#if defined(__AMDGCN__)
+  asm("" : "+v"(lane));  // widened elsewhere, the offset would cost a 64-bit vector address per row
+#endif
   __builtin_nontemporal_store(four, reinterpret_cast<f32x4 *>(reinterpret_cast<char *>(base) + 4 * lane));
 }
 
