@@ -3,7 +3,9 @@
 // Variant     kda_decode_h12_cdna: Kimi-K3 (96 heads) at TP 8
 // Tuning      at least 4 waves per SIMD, 1 workgroup a head, 8 rows of a lane reduced together, state in
 //             registers, next kernel starts at the end
-// Why         not measured, no AMD GPU was at hand: the fewest instructions that keep four waves per SIMD
+// Why         not timed, no AMD GPU was at hand: with 8, 4, 2, 1 rows together gfx942's code (clang 22.1.8, 12
+//             heads, bounded-norm-sd) has 726, 743, 784, 875 instructions and 1574, 1671, 1764, 2133 llvm-mca
+//             cycles
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       12 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cdna: gfx90a, gfx942, gfx950; wave of 64 lanes
@@ -21,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 9d3f12c294844813cd6515f82a6dcc755849d9a9d5ee8baa6062811480109088
+// Provenance  sha256 6fc1fb7bfe41a9bbaf1db149e2702e1a6339a25d503afe106952dce6c58bb590
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

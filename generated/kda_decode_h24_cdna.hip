@@ -3,7 +3,9 @@
 // Variant     kda_decode_h24_cdna: Kimi-K3 (96 heads) at TP 4
 // Tuning      at least 4 waves per SIMD, 1 workgroup a head, 8 rows of a lane reduced together, state in
 //             registers, next kernel starts at the end
-// Why         not measured, no AMD GPU was at hand: the fewest instructions that keep four waves per SIMD
+// Why         not timed, no AMD GPU was at hand: with 8, 4, 2, 1 rows together gfx942's code (clang 22.1.8, 12
+//             heads, bounded-norm-sd) has 726, 743, 784, 875 instructions and 1574, 1671, 1764, 2133 llvm-mca
+//             cycles
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       24 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cdna: gfx90a, gfx942, gfx950; wave of 64 lanes
@@ -21,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 c43f2ff153d0fa4cfd2733201ebcec795603b37395032a8d92e406ca08919dff
+// Provenance  sha256 f538713f6912f1f0aac0f25a64034b3ece8a117408525e4e638109473444c45d
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

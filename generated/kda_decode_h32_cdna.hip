@@ -3,7 +3,9 @@
 // Variant     kda_decode_h32_cdna: Kimi-Linear (32 heads) at TP 1
 // Tuning      at least 4 waves per SIMD, 1 workgroup a head, 8 rows of a lane reduced together, state in
 //             registers, next kernel starts at the end
-// Why         not measured, no AMD GPU was at hand: the fewest instructions that keep four waves per SIMD
+// Why         not timed, no AMD GPU was at hand: with 8, 4, 2, 1 rows together gfx942's code (clang 22.1.8, 12
+//             heads, bounded-norm-sd) has 726, 743, 784, 875 instructions and 1574, 1671, 1764, 2133 llvm-mca
+//             cycles
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       32 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cdna: gfx90a, gfx942, gfx950; wave of 64 lanes
@@ -21,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 ee27cbc6aa6351ba8be44c33151beb160fbd9ebc0822a8ef20efac067e2c4df4
+// Provenance  sha256 b214918772c465cf2402328c112bccc74b7ec5b0c282f401db2fa660a456ee15
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
