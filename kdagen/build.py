@@ -119,7 +119,7 @@ def build(request: Request) -> Path:
         ToolchainError: ninja or a compiler is missing; nothing was started.
         BuildError: the compiler failed; the message has its command, its first error line and the log's place.
     """
-    ninja_folder = _find_ninja()
+    ninja_folder = str(Path(toolchain.find_ninja()).parent)
     key = cache_key(request, _compiler_identity(request))
     folder = cache_dir("build")
     library = folder / key / f"kdagen_{key}.so"
@@ -183,19 +183,6 @@ def cache_key(request: Request, compilers: str) -> str:
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part.encode("utf-8"))
     return digest.hexdigest()[:24]
-
-
-def _find_ninja() -> str:
-    """Folder of the ninja program: on PATH, or of the Python package, whose folder need not be on PATH."""
-    found = shutil.which("ninja")
-    if found is None:
-        with contextlib.suppress(ImportError):
-            import ninja
-
-            found = shutil.which("ninja", path=ninja.BIN_DIR)
-    if found is None:
-        raise ToolchainError("expected ninja, found none; pip install ninja")
-    return str(Path(found).parent)
 
 
 def _compiler_identity(request: Request) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -50,7 +49,10 @@ def diagnose() -> tuple[Finding, ...]:
         lambda: _compilers("host", ["emulator"], toolchain.INSTALL_CXX, needed=True),
         lambda: _compilers("hip", archs["hip"], toolchain.INSTALL_HIP),
         lambda: _compilers("cuda", archs["cuda"], toolchain.INSTALL_NVCC),
-        *(lambda name=name: [_llvm_tool(name)] for name in ("llvm-objdump", "llvm-mca", "clang-offload-bundler")),
+        *(
+            lambda name=name: [_llvm_tool(name)]
+            for name in ("llvm-objdump", "llvm-mca", "llvm-symbolizer", "clang-offload-bundler")
+        ),
         lambda: [_ninja(), _code_object_readers()],
     ]
     with ThreadPoolExecutor() as pool:
@@ -88,15 +90,11 @@ def _llvm_tool(name: str) -> Finding:
 
 
 def _ninja() -> Finding:
-    path = shutil.which("ninja")
-    if path is None:
-        with contextlib.suppress(ImportError):
-            import ninja
-
-            path = shutil.which("ninja", path=ninja.BIN_DIR)  # the package's folder need not be on PATH
-    if path is None:
-        return Finding("ninja", "building the op", "-", "-", _NOT_FOUND, "pip install ninja")
-    return Finding("ninja", "building the op", path, _short(toolchain.version(path)), None, "pip install ninja")
+    try:
+        path = toolchain.find_ninja()
+    except ToolchainError:
+        return Finding("ninja", "building the op", "-", "-", _NOT_FOUND, toolchain.INSTALL_NINJA)
+    return Finding("ninja", "building the op", path, _short(toolchain.version(path)), None, toolchain.INSTALL_NINJA)
 
 
 def _code_object_readers() -> Finding:

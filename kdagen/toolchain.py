@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -249,3 +250,23 @@ def find_tool(name: str) -> str:
         if path is not None:
             return path
     raise ToolchainError(f"expected {name}, found none; {INSTALL_HIP}")
+
+
+INSTALL_NINJA = "pip install ninja"
+
+
+def find_ninja() -> str:
+    """The ninja program: on PATH, or of the Python package, whose folder need not be on PATH.
+
+    Raises:
+        ToolchainError: there is none; the message says what to install.
+    """
+    found = shutil.which("ninja")
+    if found is None:
+        with contextlib.suppress(ImportError):
+            import ninja
+
+            found = shutil.which("ninja", path=ninja.BIN_DIR)
+    if found is None:
+        raise ToolchainError(f"expected ninja, found none; {INSTALL_NINJA}")
+    return found
