@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import os
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from kdagen.abi import OP_SCHEMA
+from kdagen.build import changed_environment
 from kdagen.errors import BuildError, SpecError, ToolchainError
 from kdagen.paths import cache_dir
 
@@ -53,10 +53,21 @@ class Peer:
 # ---- vLLM's fused kernel ---------------------------------------------------------------------------------------------
 
 VLLM_HEADS = (12, 24, 48, 96)
-VLLM_FLAGS = ("-O3", "--use_fast_math")
-"""As vLLM's CMakeLists.txt has it for this file."""
 VLLM_SOURCES = {False: "csrc/kimi_k3/fused_kda_decode_kernel.cu", True: "csrc/kimi_k3/fused_kda_decode_kernel_rocm.cu"}
 """By whether torch is a ROCm build."""
+VLLM_FLAGS = {
+    False: (
+        "-O3",
+        "--use_fast_math",
+        # torch forbids the operators of half types by default, and vLLM's build takes that back.
+        *(
+            f"-U__CUDA_NO_{what}__"
+            for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
+        ),
+    ),
+    True: ("-O3",),
+}
+"""As vLLM's CMakeLists.txt has them for these files."""
 
 # Its include of vLLM's torch helpers is all that the kernel needs from the rest of vLLM's C++.
 _TORCH_UTILS = """#pragma once
@@ -123,7 +134,8 @@ def _build_vllm(source: Path, tree: Path) -> None:
         f"csrc/kimi_k3/{source.name}": source.read_text(encoding="utf-8"),
         "csrc/binding.cpp": _VLLM_BINDING % OP_SCHEMA.replace(", int first_live_slot=1", ""),
     }
-    key = hashlib.sha256(repr((texts, VLLM_FLAGS, torch.__version__)).encode()).hexdigest()[:16]
+    flags = VLLM_FLAGS[torch.version.hip is not None]
+    key = hashlib.sha256(repr((texts, flags, torch.__version__)).encode()).hexdigest()[:16]
     folder = cache_dir("peers") / key
     for name, text in texts.items():
         path = folder / name
@@ -131,20 +143,20 @@ def _build_vllm(source: Path, tree: Path) -> None:
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
     print("kdagen: building vLLM's kernel (about a minute, once)", file=sys.stderr, flush=True)
+    chosen: dict[str, str | None] = {}
     if torch.version.hip is None:
         major, minor = torch.cuda.get_device_capability()
-        os.environ["TORCH_CUDA_ARCH_LIST"] = f"{major}.{minor}" + ("a" if (major, minor) == (9, 0) else "")
-    # torch forbids the operators of half types by default, and vLLM's build takes that back.
-    allowed = [f"-U__CUDA_NO_{what}__" for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS")]
+        chosen = {"TORCH_CUDA_ARCH_LIST": f"{major}.{minor}" + ("a" if (major, minor) == (9, 0) else "")}
     try:
-        cpp_extension.load(
-            f"kdagen_peer_{key}",
-            [str(folder / name) for name in texts if name.endswith((".cu", ".cpp"))],
-            extra_cuda_cflags=[*VLLM_FLAGS, *allowed, "-U__CUDA_NO_HALF2_OPERATORS__"],
-            extra_include_paths=[str(tree / "csrc")],
-            build_directory=str(folder),
-            is_python_module=False,
-        )
+        with changed_environment(chosen):
+            cpp_extension.load(
+                f"kdagen_peer_{key}",
+                [str(folder / name) for name in texts if name.endswith((".cu", ".cpp"))],
+                extra_cuda_cflags=list(flags),
+                extra_include_paths=[str(tree / "csrc")],
+                build_directory=str(folder),
+                is_python_module=False,
+            )
     except RuntimeError as error:
         log = folder / "build.log"
         log.write_text(str(error), encoding="utf-8")

@@ -52,8 +52,8 @@ def _choices() -> Iterator[Tuning]:
         for starts in (NextStarts.AFTER_PROLOGUE, NextStarts.AT_ONCE):
             yield Tuning(waves, team, together, SliceIn.LDS, starts, Prefetch.SLOT)
     # In LDS, large batches: two workgroups on a multiprocessor, and the L2 filled for those that come next.
-    for lookahead in (66, 99, 132):
-        yield Tuning(4, 1, 2, SliceIn.LDS, NextStarts.AT_ONCE, Prefetch.SLOT, lookahead)
+    for lookahead, starts in product((66, 99, 132), (NextStarts.AFTER_PROLOGUE, NextStarts.AT_ONCE)):
+        yield Tuning(4, 1, 2, SliceIn.LDS, starts, Prefetch.SLOT, lookahead)
     yield Tuning(6, 1, 2, SliceIn.LDS, NextStarts.AT_ONCE, Prefetch.INPUTS)
 
 

@@ -236,7 +236,7 @@ def _compile(request: Request, folder: Path, name: str, log: Path, ninja_folder:
     try:
         # torch's translation step reports on stdout, which is the command's own.
         quiet = contextlib.redirect_stdout(io.StringIO())
-        with quiet, _environment(environment), _progress(folder, len(sources), request.archs):
+        with quiet, changed_environment(environment), _progress(folder, len(sources), request.archs):
             cpp_extension.load(name, sources, build_directory=str(folder), is_python_module=False, **arguments)
     except (RuntimeError, OSError) as error:
         output = str(error)
@@ -257,7 +257,8 @@ def _without_commands(output: str) -> str:
 
 
 @contextlib.contextmanager
-def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
+def changed_environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Environment variables set (None: unset) inside, and afterwards as they were."""
     before = {name: os.environ.get(name) for name in values}
     _set_environment(values)
     try:
