@@ -19,19 +19,18 @@ import torch
 
 from kdagen import bench_peers, dispatch, op
 from kdagen.bench_peers import Call, Peer
-from kdagen.bench_report import Point, Timing, ring_layers, table, write_json, write_plot
+from kdagen.bench_report import Point, Timing, replays_for, ring_layers, table, write_json, write_plot
 from kdagen.errors import NotReadyError
 
 DEFAULT_HEADS = (12, 24, 48, 96)
 DEFAULT_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-REPLAYS = 30
-WARM_UP_REPLAYS = 5
+WARM_UP_REPLAYS = 3
 
 LAST_LEVEL_CACHE_BYTES = {"gfx942": 256 << 20, "gfx950": 256 << 20}
 """Infinity Cache of MI300/MI350 ("AMD CDNA 3 Architecture" white paper); elsewhere the L2 that the driver reports."""
 
 
-def time_calls(calls: Sequence[Call], replays: int = REPLAYS) -> Timing:
+def time_calls(calls: Sequence[Call]) -> Timing:
     """Capture the calls in one graph and time its replays with device events; microseconds per call."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
@@ -43,8 +42,13 @@ def time_calls(calls: Sequence[Call], replays: int = REPLAYS) -> Timing:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
+    begin, warm = _event(), _event()
+    begin.record()
     for _ in range(WARM_UP_REPLAYS):
         graph.replay()
+    warm.record()
+    torch.cuda.synchronize()
+    replays = replays_for(begin.elapsed_time(warm) / WARM_UP_REPLAYS)
     pairs = [(_event(), _event()) for _ in range(replays)]
     for start, end in pairs:
         start.record()

@@ -87,6 +87,11 @@ def ring_layers(heads: int, rows: int, cache_bytes: int, free_bytes: int) -> tup
     return layers, layers * one > 2 * cache_bytes
 
 
+def replays_for(milliseconds: float) -> int:
+    """How often to replay a graph that takes so long: 30 times, or fewer if that takes over 150 ms, but at least 10."""
+    return max(10, min(30, int(150 / max(milliseconds, 1e-3))))
+
+
 def table(points: Sequence[Point]) -> str:
     """One aligned row per shape; times in microseconds per layer."""
     peers = list(dict.fromkeys(name for point in points for name in point.peers))

@@ -29,6 +29,10 @@ def test_fr_75_the_ring_is_larger_than_the_cache_wherever_a_model_makes_it_so():
     assert bench_report.ring_layers(96, 256, 60 << 20, 1 << 20)[0] == 1
 
 
+def test_long_graphs_are_replayed_less_often_but_often_enough_for_a_spread():
+    assert [bench_report.replays_for(ms) for ms in (0.0, 0.2, 5.0, 7.5, 18.0, 1000.0)] == [30, 30, 30, 20, 10, 10]
+
+
 def test_the_limit_is_a_share():
     assert point(us=4.0, limit=3.0).of_limit() == 0.75
 
