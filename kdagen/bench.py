@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kdagen import bench_peers, dispatch, op
+from kdagen import bench_peers, bench_vllm, dispatch, op
 from kdagen.bench_peers import Call, Peer
 from kdagen.bench_report import Point, Timing, replays_for, ring_layers, table, write_json, write_plot
 from kdagen.errors import NotReadyError
@@ -188,7 +188,7 @@ def find_peers(vllm_tree: Path | None, heads: Sequence[int]) -> list[Peer]:
     """
     found = [bench_peers.fla_chain()]
     if vllm_tree is not None:
-        found += [bench_peers.vllm_fused(vllm_tree), bench_peers.vllm_chain(vllm_tree)]
+        found += [bench_vllm.fused(vllm_tree), bench_vllm.chain(vllm_tree)]
     peers = []
     for peer in (peer for peer in found if peer is not None):
         tried = next((count for count in heads if peer.serves(count)), None)

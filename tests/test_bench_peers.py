@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from kdagen import bench_peers, reference
+from kdagen import bench_peers, bench_vllm, reference
 from kdagen.bench_peers import Peer
 from kdagen.errors import SpecError
 from tests.harness import plain_arguments
@@ -61,9 +61,9 @@ def test_a_peer_serves_its_head_counts():
 
 def test_a_folder_that_is_no_source_tree_is_refused_before_anything_is_built(tmp_path):
     with pytest.raises(SpecError, match=r"--vllm-src: expected a vLLM source tree with csrc/kimi_k3/fused_kda_decode"):
-        bench_peers.vllm_fused(tmp_path)
+        bench_vllm.fused(tmp_path)
     with pytest.raises(SpecError, match=r"--vllm-src: expected a vLLM source tree with vllm\.model_executor"):
-        bench_peers.vllm_chain(tmp_path)
+        bench_vllm.chain(tmp_path)
 
 
 def test_modules_of_a_tree_are_imported_without_running_its_packages(tmp_path, modules, monkeypatch):
@@ -88,7 +88,7 @@ def test_modules_of_a_tree_are_imported_without_running_its_packages(tmp_path, m
         "null, cpu = NULL_BLOCK_ID, current_platform.is_cpu()\n"
     )
     (package / "helper.py").write_text("answer = 42\n")
-    (kernel,) = bench_peers._import_from_tree(tmp_path, ["vllm.deep.ops.kernel"])
+    (kernel,) = bench_vllm._import_from_tree(tmp_path, ["vllm.deep.ops.kernel"])
     assert (kernel.answer, kernel.null, kernel.cpu, kernel.Op.__name__) == (42, 0, False, "Op")
     assert kernel.triton is triton
 
@@ -99,12 +99,12 @@ def test_a_process_that_has_vllm_is_refused(tmp_path, modules, monkeypatch):
     sys.modules["triton.language.extra"].libdevice = None
     monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
     with pytest.raises(SpecError, match="--vllm-src: expected a process that has not imported vllm"):
-        bench_peers._import_from_tree(tmp_path, [])
+        bench_vllm._import_from_tree(tmp_path, [])
 
 
 def test_taps_are_packed_as_the_chains_take_them():
     weight = torch.arange(3 * 4 * 5).reshape(3, 4, 5).float()
-    packed = bench_peers._packed_taps(weight)
+    packed = bench_peers.packed_taps(weight)
     assert packed.shape == (15, 4) and packed.dtype is torch.bfloat16
     for section in range(3):
         for channel in range(5):
