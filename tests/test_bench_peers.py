@@ -1,7 +1,9 @@
 """The peers of the bench as far as a machine without a GPU can go: whom they serve, what is refused and compared."""
 
+import os
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -109,3 +111,29 @@ def test_taps_are_packed_as_the_chains_take_them():
     for section in range(3):
         for channel in range(5):
             assert packed[section * 5 + channel].tolist() == weight[section, :, channel].tolist()
+
+
+@pytest.mark.parametrize(("hip", "fast_math"), [(None, True), ("6.4.0", False)])
+def test_vllms_kernel_is_built_with_vllms_flags_beside_a_stand_in(hip, fast_math, tmp_path, monkeypatch):
+    from torch.utils import cpp_extension
+
+    source = tmp_path / bench_vllm.SOURCES[hip is not None]
+    source.parent.mkdir(parents=True)
+    source.write_text('#include "../torch_utils.h"\n')
+    monkeypatch.setenv("KDAGEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.ops, "kdagen_peer_vllm", types.SimpleNamespace(fused_kda_decode=None), raising=False)
+    built = {}
+
+    def load(name, sources, **options):
+        built.update(options, sources=[Path(source) for source in sources], archs=os.environ["TORCH_CUDA_ARCH_LIST"])
+
+    monkeypatch.setattr(cpp_extension, "load", load)
+    assert bench_vllm.fused(tmp_path).heads == (12, 24, 48, 96)
+    assert ("--use_fast_math" in built["extra_cuda_cflags"]) is fast_math
+    assert built["archs"] == ("8.0" if hip else "9.0a") and os.environ["TORCH_CUDA_ARCH_LIST"] == "8.0"
+    kernel, binding = built["sources"]
+    assert kernel.read_text() == source.read_text() and (kernel.parent / "../torch_utils.h").is_file()
+    assert 'm.def("fused_kda_decode(Tensor x,' in binding.read_text() and "first_live_slot" not in binding.read_text()
