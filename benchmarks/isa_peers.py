@@ -91,9 +91,11 @@ class Row:
     code_bytes: int
 
 
-def row_of(kernel: str, code_object: Path, arch: str, instance: str, dynamic_lds_bytes: int = 0) -> Row:
-    """The row of the one kernel of a code object whose symbol has `instance` in it."""
-    found = [p for p in machine_code.read_profiles(code_object, "", arch, state_bytes=0) if instance in p.instance]
+def row_of(
+    kernel: str, code_object: Path, arch: str, instance: str, variant: str = "", dynamic_lds_bytes: int = 0
+) -> Row:
+    """The row of the one kernel of a code object that is `instance` of `variant`, or has `instance` in its symbol."""
+    found = [p for p in machine_code.read_profiles(code_object, variant, arch, state_bytes=0) if instance in p.instance]
     if len(found) != 1:
         raise BuildError(f"{kernel}: expected one kernel with {instance!r} in its symbol, got {len(found)}")
     (profile,) = found
@@ -161,7 +163,7 @@ def vllm_row(peer: Path, compiler: toolchain.Compiler, arch: str, heads: int, fo
 def kdagen_row(own: Path, compiler: toolchain.Compiler, arch: str, folder: Path) -> Row:
     """kdagen's instance bounded-norm-sd."""
     built = toolchain.compile_device(compiler, arch, own, folder / "kdagen.co", CDNA.flags)
-    return row_of("kdagen", built, arch, f"{own.stem}ILb1ELb1ELb0E")
+    return row_of("kdagen", built, arch, "bounded-norm-sd", own.stem)
 
 
 def fla_row(arch: str, heads: int, folder: Path) -> Row:

@@ -107,7 +107,7 @@ def disagreement(peer: Peer, decode: Callable[..., object], arguments: Arguments
         decode: the op, taking `arguments` by name.
         arguments: of one layer.
     """
-    ours, theirs = _copied(arguments), _copied(arguments)
+    ours, theirs = copied(arguments), copied(arguments)
     decode(**ours)
     peer.prepare(theirs)()
     for name, tolerance in (("out", OUTPUT_TOLERANCE), ("state", STATE_TOLERANCE)):
@@ -117,7 +117,8 @@ def disagreement(peer: Peer, decode: Callable[..., object], arguments: Arguments
     return None
 
 
-def _copied(arguments: Arguments) -> dict[str, Any]:
+def copied(arguments: Arguments) -> dict[str, Any]:
+    """The same call on copies of its tensors, with their strides."""
     return {
         name: (
             torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device).copy_(value)

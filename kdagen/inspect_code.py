@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -196,11 +197,16 @@ def from_json(row: Mapping[str, Any]) -> Profile:
 
 def _cache_key(compiler: toolchain.Compiler, job: Job, flags: Sequence[str]) -> str:
     """A digest of all that a profile follows from, the modules that read code objects among it."""
-    readers = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (isa, machine_code, machine_paths)]
     digest = hashlib.sha256()
-    for part in (*compiler.command, compiler.version, job.variant.name, job.arch, *flags, job.text, *readers):
+    for part in (*compiler.command, compiler.version, job.variant.name, job.arch, *flags, job.text, *_readers()):
         digest.update(len(part).to_bytes(8, "little") + part.encode("utf-8"))
     return digest.hexdigest()[:24]
+
+
+@cache
+def _readers() -> tuple[str, ...]:
+    modules = (isa, machine_code, machine_paths)
+    return tuple(Path(str(module.__file__)).read_text(encoding="utf-8") for module in modules)
 
 
 @contextlib.contextmanager

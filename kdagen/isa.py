@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def read_metadata(code_object: Path) -> dict[str, KernelMetadata]:
         try:
             elf = ELFFile(file)
             notes = [n for s in elf.iter_sections() if isinstance(s, NoteSection) for n in s.iter_notes()]
-            sizes = {symbol.name: symbol["st_size"] for symbol in _dynamic_symbols(elf)}
+            sizes = _sizes(elf)
         except ELFError as error:
             raise ToolchainError(
                 f"{code_object}: expected an AMDGPU code object, got a file that is not ELF"
@@ -85,6 +86,11 @@ def undefined_symbols(code_object: Path) -> tuple[str, ...]:
     with code_object.open("rb") as file:
         found = [symbol.name for symbol in _dynamic_symbols(ELFFile(file)) if symbol["st_shndx"] == "SHN_UNDEF"]
     return tuple(sorted(filter(None, found)))
+
+
+def _sizes(elf: Any) -> dict[str, int]:
+    """Bytes of each symbol's code, without the padding behind it."""
+    return {symbol.name: symbol["st_size"] for symbol in _dynamic_symbols(elf)}
 
 
 def _dynamic_symbols(elf: Any) -> list[Any]:
@@ -149,24 +155,30 @@ def disassemble(code_object: Path) -> dict[str, tuple[str, ...]]:
 
 def disassemble_with_labels(code_object: Path) -> dict[str, tuple[tuple[int, str], ...]]:
     """As disassemble, each line behind its address in bytes; a branch names a label, which is a line such as `L0:`."""
+    from elftools.elf.elffile import ELFFile
+
     objdump = find_tool("llvm-objdump")
     command = [objdump, "-d", "--symbolize-operands", str(code_object)]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     if done.returncode != 0:
         raise ToolchainError(f"expected {objdump} to read {code_object}, got: {done.stderr.strip()}")
     functions: dict[str, list[tuple[int, str]]] = {}
+    with code_object.open("rb") as file:
+        sizes = _sizes(ELFFile(file))
     current: list[tuple[int, str]] = []
     labels: list[str] = []
+    end = 0
     for line in done.stdout.splitlines():
-        if label := re.fullmatch(r"(?:[0-9a-f]+ )?<(L\d+)>:", line.strip()):
-            labels.append(label[1])
-        elif symbol := re.fullmatch(r"[0-9a-f]+ <(.+)>:", line):
-            current, labels = functions.setdefault(symbol[1], []), []
-        elif instruction := re.fullmatch(r"\t(\S.*?)\s*// ([0-9A-F]+): (.*)", line):
-            if instruction[3].startswith("00000000") and current and current[-1][1] == "s_endpgm":
-                continue  # padding up to the next function, which reads as an instruction
+        if found := re.fullmatch(r"(?:[0-9a-f]+ )?<(L\d+)>:", line.strip()):
+            labels.append(found[1])
+        elif symbol := re.fullmatch(r"([0-9a-f]+) <(.+)>:", line):
+            current, labels = functions.setdefault(symbol[2], []), []
+            end = int(symbol[1], 16) + sizes[symbol[2]] if symbol[2] in sizes else sys.maxsize
+        elif instruction := re.fullmatch(r"\t(\S.*?)\s*// ([0-9A-F]+): .*", line):
             address = int(instruction[2], 16)
-            current += [(address, f"{name}:") for name in labels]
+            if address >= end:  # padding behind the function, which may read as instructions
+                continue
+            current += [(address, f"{label}:") for label in labels]
             labels = []
             current.append((address, " ".join(instruction[1].split())))
     return {name: tuple(lines) for name, lines in functions.items() if lines}

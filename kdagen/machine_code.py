@@ -17,7 +17,7 @@ from pathlib import Path
 from kdagen import isa
 from kdagen.errors import ToolchainError
 from kdagen.machine_paths import STATE_STORE, VECTOR_MEMORY, FirstWait, first_waits, vector_wait
-from kdagen.spec import INSTANCES, ConvLayout, Gate, OutputNorm
+from kdagen.spec import INSTANCES
 from kdagen.toolchain import find_tool
 
 LDS_BYTES_PER_CU = {"gfx90a": 64 * 1024, "gfx942": 64 * 1024, "gfx950": 160 * 1024}
@@ -179,12 +179,7 @@ def instance_names(variant: str) -> dict[str, str]:
     """Symbol of every instance of a variant to the instance's name."""
     found = {}
     for instance in INSTANCES:
-        flags = (
-            instance.gate is Gate.BOUNDED,
-            instance.output_norm is OutputNorm.GATED,
-            instance.conv_layout is ConvLayout.DS,
-        )
-        arguments = "".join(f"Lb{int(flag)}E" for flag in flags)
+        arguments = "".join(f"Lb{int(flag)}E" for flag in instance.flags)
         found[f"_Z{len(variant)}{variant}I{arguments}Ev15KdaDecodeParams"] = instance.name
     return found
 
@@ -200,9 +195,7 @@ def read_profiles(code_object: Path, variant: str, arch: str, state_bytes: int) 
     disassembly = isa.disassemble_with_labels(code_object)
     profiles = []
     for symbol, kernel in metadata.items():
-        start = disassembly[symbol][0][0]
-        # Padding behind the kernel may read as instructions.
-        code = tuple(text for address, text in disassembly[symbol] if address < start + kernel.code_bytes)
+        code = tuple(text for _, text in disassembly[symbol])
         profiles.append(
             Profile(
                 variant=variant,

@@ -17,7 +17,7 @@ import jinja2
 from kdagen import abi
 from kdagen.errors import TemplateError
 from kdagen.paths import templates_dir
-from kdagen.spec import INSTANCES, ConvLayout, Gate, Instance, OutputNorm
+from kdagen.spec import INSTANCES, Instance
 from kdagen.target import TARGETS
 from kdagen.variants import Variant
 
@@ -67,12 +67,7 @@ class InstanceText:
 
 
 def _instance_text(instance: Instance) -> InstanceText:
-    flags = (
-        instance.gate is Gate.BOUNDED,
-        instance.output_norm is OutputNorm.GATED,
-        instance.conv_layout is ConvLayout.DS,
-    )
-    return InstanceText(instance.name, ", ".join("true" if flag else "false" for flag in flags))
+    return InstanceText(instance.name, ", ".join("true" if flag else "false" for flag in instance.flags))
 
 
 def render(variant: Variant, folder: Path | None = None) -> str:

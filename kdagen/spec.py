@@ -55,6 +55,15 @@ class Instance:
         """Token such as `bounded-norm-sd`."""
         return f"{self.gate.value}-{self.output_norm.value}-{self.conv_layout.value}"
 
+    @property
+    def flags(self) -> tuple[bool, bool, bool]:
+        """The kernel's template arguments: bounded gate, output norm, DS conv state."""
+        return (
+            self.gate is Gate.BOUNDED,
+            self.output_norm is OutputNorm.GATED,
+            self.conv_layout is ConvLayout.DS,
+        )
+
 
 INSTANCES: tuple[Instance, ...] = tuple(
     Instance(gate, norm, layout) for gate, norm, layout in itertools.product(Gate, OutputNorm, ConvLayout)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kdagen import emulator, grading, reference
+from kdagen.bench_peers import copied as copied
 from kdagen.paths import generated_dir
 from kdagen.render import render
 from kdagen.variants import VARIANTS, Variant, variants_of
@@ -71,18 +72,6 @@ def plain_arguments(
         "lower_bound": bound,
         "output_gate": normal(rows, num_heads, 128, dtype=bf16) if norm else None,
         "norm_weight": 1 + 0.1 * normal(128) if norm else None,
-    }
-
-
-def copied(arguments: Arguments) -> Arguments:
-    """The same call on copies of its tensors, with their strides."""
-    return {
-        name: (
-            torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device).copy_(value)
-            if isinstance(value, torch.Tensor)
-            else value
-        )
-        for name, value in arguments.items()
     }
 
 
