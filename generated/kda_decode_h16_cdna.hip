@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 630692c83ecd4232be0b53b048a4e08cf2b928912e291e28518a3c2d0ed688ed
+// Provenance  sha256 9319c21d55f015b5e5edc863d432c3757346ef96ba40cd44726f903685d758aa
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -120,13 +120,6 @@ DEVICE void workgroup_barrier() {
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
-
-// A workgroup is its own team.
-static_assert(kTeam == 1, "no clusters of workgroups");
-DEVICE void team_begin() {}
-DEVICE void await_team() {}
-DEVICE void team_barrier() { workgroup_barrier(); }
-DEVICE void store_to_member(float *a, int, float value) { *a = value; }
 
 // The compiler may not move an instruction over this line.
 DEVICE void pin_issue_order() { __builtin_amdgcn_sched_barrier(0); }
@@ -557,9 +550,8 @@ DEVICE float delta_rule(Lds &lds, const FromSlot &from_slot, float beta, const W
 // Every member of the team gets every row group's sum of squares.
 DEVICE void publish_square_sum(Lds &lds, float square_sum, const Work &work) {
   const int lane = work.thread % kLanesPerRow;
-  if (lane < kTeam) {
-    store_to_member(&lds.square_sum[work.member * kRowGroups + work.thread / kLanesPerRow], lane, square_sum);
-  }
+  float *const to = &lds.square_sum[work.member * kRowGroups + work.thread / kLanesPerRow];
+  if (lane < kTeam) *to = square_sum;
 }
 
 // Which member of the team finishes a pair of channels: the one that owns their rows.
@@ -592,7 +584,6 @@ template <bool kBoundedGate, bool kOutputNorm, bool kConvDs>
 KERNEL void kda_decode_h16_cdna(KdaDecodeParams p) {
   SHARED_LDS(lds);
   const Work work = work_of(p, thread_index(), workgroup_index());
-  team_begin();
   wait_for_previous_kernel();
 
   // Ask for what does not depend on the slot, then learn the slot.
@@ -624,9 +615,8 @@ KERNEL void kda_decode_h16_cdna(KdaDecodeParams p) {
   workgroup_barrier();
 
   const float square_sum = delta_rule(lds, from_slot, sigmoid(beta_logit), work);
-  await_team();
   publish_square_sum(lds, square_sum, work);
-  team_barrier();
+  workgroup_barrier();
 
   if (work.section == kGates) {
     const f32x2 o = finish_output<kOutputNorm>(lds, gates, p.norm_eps, work);

@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 2dd3c62e4e5e33d4eba5e1031a85643b7b82279c35fd6a6f5ca935babaac3618
+// Provenance  sha256 6e31a6280a5a51c18ffc5f5956d28019ffdb1c741de19bc942043a656de53cbe
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -121,33 +121,6 @@ DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" :::
 
 DEVICE void workgroup_barrier() { __syncthreads(); }
 
-// The workgroups of a team are a cluster: a member's LDS may be written when the whole team has begun, and until it
-// leaves the barrier.
-DEVICE void team_begin() {
-  if constexpr (kTeam > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-DEVICE void await_team() {
-  if constexpr (kTeam > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-DEVICE void team_barrier() {
-  if constexpr (kTeam > 1) {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-  } else {
-    __syncthreads();
-  }
-}
-DEVICE void store_to_member(float *a, int member, float value) {
-  if constexpr (kTeam > 1) {
-    asm volatile(
-        "{\n\t.reg .u32 there;\n\tmapa.shared::cluster.u32 there, %0, %1;\n\tst.shared::cluster.f32 [there], %2;\n\t}"
-        :
-        : "r"(static_cast<unsigned>(__cvta_generic_to_shared(a))), "r"(member), "f"(value)
-        : "memory");
-  } else {
-    *a = value;
-  }
-}
-
 // A hint that costs no register and no wait.
 DEVICE void prefetch(const void *a) { asm volatile("prefetch.global.L2 [%0];" ::"l"(a)); }
 DEVICE void prefetch_bulk(const void *a, unsigned bytes) {
@@ -217,32 +190,36 @@ DEVICE unsigned scalar_offset(unsigned elements) { return elements; }
 // The state is touched once per token: 16 bytes at a time. `base` is the same for the whole warp.
 DEVICE void store_state(float *base, unsigned lane, f32x4 four) { *reinterpret_cast<f32x4 *>(base + lane) = four; }
 
+// A phase of an arrival barrier is over when all bytes that one thread said to expect have arrived.
 DEVICE unsigned lds_address(const void *a) { return static_cast<unsigned>(__cvta_generic_to_shared(a)); }
-
-// A bulk copy, whose bytes complete a phase of a barrier. The thread that makes the barrier also copies.
-DEVICE void make_copy_barrier(unsigned long long *barrier) {
+DEVICE void make_arrival_barrier(unsigned long long *barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;"
                :
                : "r"(lds_address(barrier))
                : "memory");
 }
-DEVICE void copy_to_lds(float *to, const float *from, unsigned bytes, unsigned long long *barrier) {
-  asm volatile(
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n\t"
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%2], [%3], %1, [%0];"
-      :
-      : "r"(lds_address(barrier)), "r"(bytes), "r"(lds_address(to)), "l"(from)
-      : "memory");
+DEVICE void expect_bytes(unsigned long long *barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(lds_address(barrier)), "r"(bytes)
+               : "memory");
 }
-DEVICE void wait_for_copy(unsigned long long *barrier, int phase) {
+DEVICE void await_bytes(unsigned long long *barrier, int phase) {
   unsigned done = 0;
   while (done == 0) {
     asm volatile(
-        "{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
+        "{\n\t.reg .pred p;\n\t"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+        "selp.u32 %0, 1, 0, p;\n\t}"
         : "=r"(done)
         : "r"(lds_address(barrier)), "r"(phase)
         : "memory");
   }
+}
+
+DEVICE void copy_to_lds(float *to, const float *from, unsigned bytes, unsigned long long *barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%1], [%2], %3, [%0];" ::"r"(
+                   lds_address(barrier)),
+               "r"(lds_address(to)), "l"(from), "r"(bytes)
+               : "memory");
 }
 
 // The sum over the 16 lanes of a row group, in every lane of it: xor 1, xor 2, xor 4, xor 8.
@@ -510,6 +487,7 @@ struct StateSlice {};
 
 DEVICE StateSlice load_slice(Lds &lds, const SliceAddress &address, const Work &work, int attempt) {
   if (work.thread == kCopyThread) {
+    expect_bytes(&lds.arrived, sizeof(lds.slice));
     copy_to_lds(lds.slice[0], address.rows, sizeof(lds.slice), &lds.arrived);
     lds.attempt = attempt;
   }
@@ -517,7 +495,7 @@ DEVICE StateSlice load_slice(Lds &lds, const SliceAddress &address, const Work &
 }
 
 // After a barrier of the workgroup, which tells all threads of the attempt that counts.
-DEVICE void await_slice(Lds &lds) { wait_for_copy(&lds.arrived, lds.attempt); }
+DEVICE void await_slice(Lds &lds) { await_bytes(&lds.arrived, lds.attempt); }
 
 DEVICE Columns slice_row(const Lds &lds, const StateSlice &, int i, const Work &work) {
   return load_columns(lds.slice[first_row_of(work.thread) + i * kRowGroups], work.thread);
@@ -607,9 +585,8 @@ DEVICE float delta_rule(Lds &lds, const FromSlot &from_slot, float beta, const W
 // Every member of the team gets every row group's sum of squares.
 DEVICE void publish_square_sum(Lds &lds, float square_sum, const Work &work) {
   const int lane = work.thread % kLanesPerRow;
-  if (lane < kTeam) {
-    store_to_member(&lds.square_sum[work.member * kRowGroups + work.thread / kLanesPerRow], lane, square_sum);
-  }
+  float *const to = &lds.square_sum[work.member * kRowGroups + work.thread / kLanesPerRow];
+  if (lane < kTeam) *to = square_sum;
 }
 
 // Which member of the team finishes a pair of channels: the one that owns their rows.
@@ -685,8 +662,7 @@ template <bool kBoundedGate, bool kOutputNorm, bool kConvDs>
 KERNEL void kda_decode_h4_cuda(KdaDecodeParams p) {
   SHARED_LDS(lds);
   const Work work = work_of(p, thread_index(), workgroup_index());
-  team_begin();
-  if (work.thread == kCopyThread) make_copy_barrier(&lds.arrived);
+  if (work.thread == kCopyThread) make_arrival_barrier(&lds.arrived);
   let_next_kernel_start();
 
   // While the kernel before still runs: into the L2 alone, where it may yet change what lies there.
@@ -724,9 +700,8 @@ KERNEL void kda_decode_h4_cuda(KdaDecodeParams p) {
   workgroup_barrier();
 
   const float square_sum = delta_rule(lds, from_slot, sigmoid(beta_logit), work);
-  await_team();
   publish_square_sum(lds, square_sum, work);
-  team_barrier();
+  workgroup_barrier();
 
   if (work.section == kGates) {
     const f32x2 o = finish_output<kOutputNorm>(lds, gates, p.norm_eps, work);

@@ -23,8 +23,10 @@ VECTOR = 4
 """State columns per access: 4 fp32, 16 bytes."""
 NON_STATE_VGPRS = 48
 """Registers beside the slice: q, k, decay (24), one row's dots and delta, the output rows and the addresses."""
-BARRIER_BYTES = 12
-"""Of the copy into LDS, with the number of its attempt."""
+BARRIER_BYTES = 8
+"""Of a barrier that counts the bytes that arrive in LDS."""
+ATTEMPT_BYTES = 4
+"""Of the number of the attempt at the copy into LDS."""
 COPY_ALIGNMENT = 128
 """Bytes that the destination of a bulk copy is aligned to."""
 UNROLL_VGPRS = 128
@@ -106,9 +108,9 @@ def make_plan(spec: KernelSpec, target: Target, tuning: Tuning) -> Plan:
             f"got {max_vgprs} per lane at {tuning.min_waves_per_simd} waves"
         )
     row_groups = threads // lanes
-    lds_bytes = 4 * (SECTIONS * dim + dim + team * row_groups)
+    lds_bytes = 4 * (SECTIONS * dim + dim + team * row_groups) + BARRIER_BYTES * tuning.has_team
     if in_lds:
-        lds_bytes = -(-(lds_bytes + BARRIER_BYTES) // COPY_ALIGNMENT) * COPY_ALIGNMENT + spec.state_bytes // team
+        lds_bytes = -(-(lds_bytes + BARRIER_BYTES + ATTEMPT_BYTES) // COPY_ALIGNMENT) * COPY_ALIGNMENT + spec.state_bytes // team
     if lds_bytes > target.lds_bytes:
         raise PlanError(f"lds_bytes: expected at most {target.lds_bytes} on {target.name}, got {lds_bytes}")
     return Plan(
@@ -139,7 +141,7 @@ def _check(tuning: Tuning, target: Target) -> None:
     if tuning.lookahead and not tuning.prefetches_slot:
         raise PlanError(f"lookahead: expected 0 without prefetch SLOT, got {tuning.lookahead}")
     for field, used, feature in (
-        ("workgroups_per_head", tuning.workgroups_per_head > 1, Feature.CLUSTERS),
+        ("workgroups_per_head", tuning.has_team, Feature.CLUSTERS),
         ("slice_in", tuning.slice_in_lds, Feature.BULK_COPIES),
         ("next_starts", tuning.next_starts is not NextStarts.AT_END, Feature.EARLY_START),
         ("prefetch", tuning.prefetches, Feature.EARLY_START),

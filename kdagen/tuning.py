@@ -71,6 +71,11 @@ class Tuning:
         return self.slice_in is SliceIn.LDS
 
     @property
+    def has_team(self) -> bool:
+        """Whether workgroups share a head."""
+        return self.workgroups_per_head > 1
+
+    @property
     def prefetches(self) -> bool:
         """Whether anything is prefetched while waiting."""
         return self.prefetch is not Prefetch.NOTHING

@@ -86,7 +86,7 @@ BREAKERS: dict[str, tuple[dict[str, str], str, str]] = {
         r"got: s_waitcnt vmcnt\(0\).* \(16 state loads and 0 state stores under way",
     ),
     "two-barriers": (
-        {"  await_team();\n  publish": "  workgroup_barrier();\n  publish"},
+        {"  publish_square_sum(lds, sq": "  workgroup_barrier();\n  publish_square_sum(lds, sq"},
         "bounded-norm-sd",
         r"got: s_barrier \(instruction \d+\); s_barrier \(instruction \d+\); s_barrier \(instruction \d+\)$",
     ),
