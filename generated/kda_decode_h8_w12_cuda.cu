@@ -3,7 +3,7 @@
 // Variant     kda_decode_h8_w12_cuda: Kimi-Linear (32 heads) at TP 4; GLM-5.3-Flash at TP 8
 // Batches     of rows * heads <= 12, unless a kernel of smaller ones serves them
 // Tuning      at least 4 waves per SIMD, 4 workgroups a head, 2 rows of a lane reduced together, state in LDS,
-//             next kernel starts after the prologue, prefetches slot
+//             prefetches slot
 // Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 1: 2.50; the upper band's tuning 2.79
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       8 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 0e427f5508fdfc2d221f6c4e5448d31935ad04a8f611c3d2fde4ce1f26051006
+// Provenance  sha256 66ae310a5db531b92b49ee852d23b15c2c51337cf95485ac819389b2c075b4da
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -114,6 +114,7 @@ DEVICE int wave_uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); 
 
 // The next kernel's workgroups may take their places while this one's run (programmatic dependent launch). Nothing that
 // they read before this kernel has ended is believed: not even weights, which this kernel's stream may have written.
+// Said when the kernel before has ended, so that one kernel waits beside this one and no more.
 DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
@@ -649,7 +650,6 @@ DEVICE void prefetch_inputs(const KdaDecodeParams &p, const Work &work) {
     prefetch(p.dt_bias + channel);
     prefetch(p.raw_beta + work.row * p.raw_beta_row_stride + work.head);
     prefetch(p.A_log + work.head);
-    prefetch(slot_of(p, work.row));
     if constexpr (kOutputNorm) {
       prefetch(p.output_gate + work.row * p.output_gate_row_stride + channel);
       prefetch(p.norm_weight + 2 * work.pair);
@@ -684,10 +684,11 @@ KERNEL void kda_decode_h8_w12_cuda(KdaDecodeParams p) {
   team_begin();
 
   // While the kernel before still runs: into the L2 alone, where it may yet change what lies there.
-  prefetch_inputs<kOutputNorm>(p, work);
   const int likely_slot = peek(slot_of(p, work.row));
+  prefetch_inputs<kOutputNorm>(p, work);
   prefetch_slot<kConvDs>(p, likely_slot, work);
   wait_for_previous_kernel();
+  let_next_kernel_start();
 
   // Ask for what does not depend on the slot, then learn the slot.
   Conv1dInputs conv;
@@ -724,7 +725,6 @@ KERNEL void kda_decode_h8_w12_cuda(KdaDecodeParams p) {
     if constexpr (kTeam == 1) shift_window<kConvDs>(from_slot.window, history, conv.x);
   }
   workgroup_barrier();
-  let_next_kernel_start();
 
   const float square_sum = delta_rule(lds, from_slot, sigmoid(beta_logit), work);
   await_team();

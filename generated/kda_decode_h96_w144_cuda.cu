@@ -2,8 +2,8 @@
 //
 // Variant     kda_decode_h96_w144_cuda: Kimi-K3 (96 heads) at TP 1
 // Batches     of rows * heads <= 144, unless a kernel of smaller ones serves them
-// Tuning      at least 6 waves per SIMD, 1 workgroup a head, 2 rows of a lane reduced together, state in LDS, next
-//             kernel starts after the prologue, prefetches slot
+// Tuning      at least 6 waves per SIMD, 1 workgroup a head, 2 rows of a lane reduced together, state in LDS,
+//             prefetches slot
 // Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 2, 4, 8, 12: 2.95 3.40 5.14 7.39; the lower
 //             band's tuning 3.16 4.45 7.92 10.14; the upper band's tuning 3.77 5.09 6.61 9.07
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 f3f5d18718ddbc30f75aeacb65118ddf2b67ea8b929332ef58da76615b3631ad
+// Provenance  sha256 47eeb985ad4d0e82500eaf1692c7af7bcc90067ddb406bd3c2223913a27ee350
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -115,6 +115,7 @@ DEVICE int wave_uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); 
 
 // The next kernel's workgroups may take their places while this one's run (programmatic dependent launch). Nothing that
 // they read before this kernel has ended is believed: not even weights, which this kernel's stream may have written.
+// Said when the kernel before has ended, so that one kernel waits beside this one and no more.
 DEVICE void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 DEVICE void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
@@ -627,7 +628,6 @@ DEVICE void prefetch_inputs(const KdaDecodeParams &p, const Work &work) {
     prefetch(p.dt_bias + channel);
     prefetch(p.raw_beta + work.row * p.raw_beta_row_stride + work.head);
     prefetch(p.A_log + work.head);
-    prefetch(slot_of(p, work.row));
     if constexpr (kOutputNorm) {
       prefetch(p.output_gate + work.row * p.output_gate_row_stride + channel);
       prefetch(p.norm_weight + 2 * work.pair);
@@ -660,10 +660,11 @@ KERNEL void kda_decode_h96_w144_cuda(KdaDecodeParams p) {
   if (work.thread == kCopyThread) make_arrival_barrier(&lds.arrived);
 
   // While the kernel before still runs: into the L2 alone, where it may yet change what lies there.
-  prefetch_inputs<kOutputNorm>(p, work);
   const int likely_slot = peek(slot_of(p, work.row));
+  prefetch_inputs<kOutputNorm>(p, work);
   prefetch_slot<kConvDs>(p, likely_slot, work);
   wait_for_previous_kernel();
+  let_next_kernel_start();
 
   // Ask for what does not depend on the slot, then learn the slot.
   Conv1dInputs conv;
@@ -700,7 +701,6 @@ KERNEL void kda_decode_h96_w144_cuda(KdaDecodeParams p) {
     if constexpr (kTeam == 1) shift_window<kConvDs>(from_slot.window, history, conv.x);
   }
   workgroup_barrier();
-  let_next_kernel_start();
 
   const float square_sum = delta_rule(lds, from_slot, sigmoid(beta_logit), work);
   publish_square_sum(lds, square_sum, work);

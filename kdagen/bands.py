@@ -3,7 +3,7 @@
 `kdagen bench --tune FILE` times candidates on the GPU that is here, and writes this file with its target's bands new.
 """
 
-from kdagen.tuning import Band, NextStarts, Prefetch, SliceIn, Tuning
+from kdagen.tuning import Band, Prefetch, SliceIn, Tuning
 
 BANDS: dict[str, tuple[Band, ...]] = {
     "cdna": (
@@ -24,7 +24,6 @@ BANDS: dict[str, tuple[Band, ...]] = {
                 workgroups_per_head=4,
                 rows_together=2,
                 slice_in=SliceIn.LDS,
-                next_starts=NextStarts.AFTER_PROLOGUE,
                 prefetch=Prefetch.SLOT,
             ),
             reason="NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 1: 2.50; the upper band's tuning 2.79",
@@ -35,7 +34,6 @@ BANDS: dict[str, tuple[Band, ...]] = {
                 min_waves_per_simd=6,
                 rows_together=2,
                 slice_in=SliceIn.LDS,
-                next_starts=NextStarts.AFTER_PROLOGUE,
                 prefetch=Prefetch.SLOT,
             ),
             reason=(
@@ -48,7 +46,6 @@ BANDS: dict[str, tuple[Band, ...]] = {
             tuning=Tuning(
                 rows_together=2,
                 slice_in=SliceIn.LDS,
-                next_starts=NextStarts.AT_ONCE,
                 prefetch=Prefetch.SLOT,
                 lookahead=99,
             ),

@@ -20,11 +20,11 @@ from kdagen.plan import make_plan
 from kdagen.spec import KernelSpec
 from kdagen.table import aligned
 from kdagen.target import Target
-from kdagen.tuning import DEFAULT_TUNING, Band, NextStarts, Prefetch, SliceIn, Tuning
+from kdagen.tuning import DEFAULT_TUNING, Band, Prefetch, SliceIn, Tuning
 
 HEADS = 12
 """Head count whose kernels are timed: what counts for a band is rows times heads."""
-ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 256)
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
 BAND_COST = 0.02
 """Sum of the losses over the batch sizes that one more band, one more kernel per head count, must save."""
 
@@ -42,19 +42,17 @@ def candidates(target: Target) -> tuple[Tuning, ...]:
 
 
 def _choices() -> Iterator[Tuning]:
-    # In registers: all rows of a lane at once or in two halves, with or without what hides the start of a launch.
-    for together, (starts, prefetch) in product(
-        (1, 2, 4, 8), ((NextStarts.AT_END, Prefetch.NOTHING), (NextStarts.AFTER_PROLOGUE, Prefetch.INPUTS))
-    ):
-        yield Tuning(4, 1, together, SliceIn.REGISTERS, starts, prefetch)
+    # In registers, with or without what hides the start of a launch.
+    for together, prefetch in product((1, 2, 4, 8), (Prefetch.NOTHING, Prefetch.INPUTS)):
+        yield Tuning(4, 1, together, SliceIn.REGISTERS, prefetch)
+    slots = (Prefetch.SLOT, Prefetch.KEPT_SLOT)
     # In LDS, small batches: few workgroups, so a head is shared, and the slot is trusted.
-    for waves, team, together in ((4, 4, 1), (4, 4, 2), (6, 2, 2), (6, 1, 2), (6, 1, 4)):
-        for starts in (NextStarts.AFTER_PROLOGUE, NextStarts.AT_ONCE):
-            yield Tuning(waves, team, together, SliceIn.LDS, starts, Prefetch.SLOT)
-    # In LDS, large batches: two workgroups on a multiprocessor, and the L2 filled for those that come next.
-    for lookahead, starts in product((66, 99, 132), (NextStarts.AFTER_PROLOGUE, NextStarts.AT_ONCE)):
-        yield Tuning(4, 1, 2, SliceIn.LDS, starts, Prefetch.SLOT, lookahead)
-    yield Tuning(6, 1, 2, SliceIn.LDS, NextStarts.AT_ONCE, Prefetch.INPUTS)
+    small = ((4, 4, 1), (4, 4, 2), (4, 2, 2), (6, 2, 2), (6, 2, 4), (4, 1, 2), (6, 1, 2), (6, 1, 4))
+    for (waves, team, together), prefetch in product(small, slots):
+        yield Tuning(waves, team, together, SliceIn.LDS, prefetch)
+    # In LDS, large batches: the L2 filled for the workgroups that come next.
+    for (team, lookahead), prefetch in product(((1, 66), (1, 99), (1, 132), (2, 99), (2, 132), (2, 165)), slots):
+        yield Tuning(4, team, 2, SliceIn.LDS, prefetch, lookahead)
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ def bands_text(bands: Mapping[str, Sequence[Band]]) -> str:
         lines.append("    ),")
     lines.append("}")
     body = "\n".join(lines) + "\n"
-    enums = [kind.__name__ for kind in (NextStarts, Prefetch, SliceIn) if f"{kind.__name__}." in body]
+    enums = [kind.__name__ for kind in (Prefetch, SliceIn) if f"{kind.__name__}." in body]
     return _HEAD + f"from kdagen.tuning import {', '.join(['Band', *enums, 'Tuning'])}\n\n" + body
 
 

@@ -13,7 +13,7 @@ from kdagen.dpp import ROW_LANES, Control, HalvingPlan, SumPlan, plan_halving, p
 from kdagen.errors import PlanError
 from kdagen.spec import KernelSpec
 from kdagen.target import Feature, Target
-from kdagen.tuning import DEFAULT_TUNING, NextStarts, Tuning
+from kdagen.tuning import DEFAULT_TUNING, Tuning
 
 SECTIONS = 4
 """q, k, v and the gates."""
@@ -110,7 +110,10 @@ def make_plan(spec: KernelSpec, target: Target, tuning: Tuning) -> Plan:
     row_groups = threads // lanes
     lds_bytes = 4 * (SECTIONS * dim + dim + team * row_groups) + BARRIER_BYTES * tuning.has_team
     if in_lds:
-        lds_bytes = -(-(lds_bytes + BARRIER_BYTES + ATTEMPT_BYTES) // COPY_ALIGNMENT) * COPY_ALIGNMENT + spec.state_bytes // team
+        lds_bytes = (
+            -(-(lds_bytes + BARRIER_BYTES + ATTEMPT_BYTES) // COPY_ALIGNMENT) * COPY_ALIGNMENT
+            + spec.state_bytes // team
+        )
     if lds_bytes > target.lds_bytes:
         raise PlanError(f"lds_bytes: expected at most {target.lds_bytes} on {target.name}, got {lds_bytes}")
     return Plan(
@@ -139,11 +142,10 @@ def _check(tuning: Tuning, target: Target) -> None:
     if not isinstance(tuning.lookahead, int) or tuning.lookahead < 0:
         raise PlanError(f"lookahead: expected an int of 0 or more, got {tuning.lookahead!r}")
     if tuning.lookahead and not tuning.prefetches_slot:
-        raise PlanError(f"lookahead: expected 0 without prefetch SLOT, got {tuning.lookahead}")
+        raise PlanError(f"lookahead: expected 0 without a prefetch of the slot, got {tuning.lookahead}")
     for field, used, feature in (
         ("workgroups_per_head", tuning.has_team, Feature.CLUSTERS),
         ("slice_in", tuning.slice_in_lds, Feature.BULK_COPIES),
-        ("next_starts", tuning.next_starts is not NextStarts.AT_END, Feature.EARLY_START),
         ("prefetch", tuning.prefetches, Feature.EARLY_START),
     ):
         if used and feature not in target.features:

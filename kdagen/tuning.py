@@ -1,4 +1,4 @@
-"""What a row of the table may choose: where the state waits, when the next kernel starts, what is asked for early."""
+"""What a row of the table may choose: who shares a head, where the state waits, what is asked for early."""
 
 from __future__ import annotations
 
@@ -13,21 +13,15 @@ class SliceIn(enum.Enum):
     LDS = "LDS"
 
 
-class NextStarts(enum.Enum):
-    """When the kernel behind may take its place beside this one, on a target where kernels overlap."""
-
-    AT_END = "at the end"
-    AT_ONCE = "at once"
-    AFTER_PROLOGUE = "after the prologue"
-
-
 class Prefetch(enum.Enum):
-    """What a kernel that took its place early asks into the L2 while the one before still runs."""
+    """What a kernel asks into the L2 while the one before still runs: with any but NOTHING it takes its place early."""
 
     NOTHING = "nothing"
     INPUTS = "inputs"
     SLOT = "slot"
     """The inputs and all that the row's slot holds."""
+    KEPT_SLOT = "slot, its state evicted last"
+    """The same; the state stays in the L2 until it is written."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +33,14 @@ class Tuning:
         workgroups_per_head: workgroups that share a row and head, each with as many rows of the state: 1, 2, 4 or 8.
         rows_together: state rows of a lane whose dot products are reduced at once, at most all: 1, 2, 4, 8 or 16.
         slice_in: where the state waits.
-        next_starts: when the kernel behind may start.
         prefetch: what is asked for while waiting for the kernel before.
-        lookahead: workgroups ahead in the launch whose slot is prefetched, 0 for none; needs prefetch SLOT.
+        lookahead: workgroups ahead in the launch whose slot is prefetched, 0 for none; needs a prefetch of the slot.
     """
 
     min_waves_per_simd: int = 4
     workgroups_per_head: int = 1
     rows_together: int = 8
     slice_in: SliceIn = SliceIn.REGISTERS
-    next_starts: NextStarts = NextStarts.AT_END
     prefetch: Prefetch = Prefetch.NOTHING
     lookahead: int = 0
 
@@ -58,7 +50,6 @@ class Tuning:
             f"{_counted(self.workgroups_per_head, 'workgroup')} a head",
             f"{_counted(self.rows_together, 'row')} of a lane reduced together",
             f"state in {self.slice_in.value}",
-            f"next kernel starts {self.next_starts.value}",
         ]
         if self.prefetches:
             ahead = f" of {_counted(self.lookahead, 'workgroup')} ahead" if self.lookahead else ""
@@ -77,13 +68,18 @@ class Tuning:
 
     @property
     def prefetches(self) -> bool:
-        """Whether anything is prefetched while waiting."""
+        """Whether anything is prefetched while waiting, and so whether kernels overlap."""
         return self.prefetch is not Prefetch.NOTHING
 
     @property
     def prefetches_slot(self) -> bool:
         """Whether the slot is prefetched, too."""
-        return self.prefetch is Prefetch.SLOT
+        return self.prefetch in (Prefetch.SLOT, Prefetch.KEPT_SLOT)
+
+    @property
+    def keeps_slot(self) -> bool:
+        """Whether the prefetched state is evicted last."""
+        return self.prefetch is Prefetch.KEPT_SLOT
 
     @property
     def trusts_slot(self) -> bool:

@@ -16,10 +16,10 @@ from kdagen.cli import main
 from kdagen.plan import make_plan
 from kdagen.spec import KernelSpec
 from kdagen.target import CDNA, CUDA, TARGETS
-from kdagen.tuning import Band, NextStarts, Prefetch, SliceIn, Tuning
+from kdagen.tuning import Band, Prefetch, SliceIn, Tuning
 
 SMALL = Tuning(workgroups_per_head=4, rows_together=2, slice_in=SliceIn.LDS, prefetch=Prefetch.SLOT)
-LARGE = Tuning(slice_in=SliceIn.LDS, next_starts=NextStarts.AT_ONCE, prefetch=Prefetch.SLOT, lookahead=99)
+LARGE = Tuning(slice_in=SliceIn.LDS, prefetch=Prefetch.SLOT, lookahead=99)
 MIDDLE = Tuning(rows_together=4)
 
 

@@ -9,7 +9,7 @@ from kdagen.errors import PlanError, SpecError
 from kdagen.plan import make_plan
 from kdagen.spec import KernelSpec
 from kdagen.target import CDNA, CUDA, TARGETS, find_target, target_of
-from kdagen.tuning import Band, NextStarts, Prefetch, SliceIn, Tuning
+from kdagen.tuning import Band, Prefetch, SliceIn, Tuning
 from kdagen.variants import VARIANTS, bands_of, variants_of
 
 
@@ -44,18 +44,13 @@ def test_a_plan_prints_on_one_line():
         ),
         (CDNA, Tuning(workgroups_per_head=3), "workgroups_per_head: expected 1, 2, 4 or 8, got 3"),
         (CUDA, Tuning(lookahead=-1), "lookahead: expected an int of 0 or more, got -1"),
-        (CUDA, Tuning(lookahead=8), "lookahead: expected 0 without prefetch SLOT, got 8"),
+        (CUDA, Tuning(lookahead=8), "lookahead: expected 0 without a prefetch of the slot, got 8"),
         (CUDA, Tuning(rows_together=3), "sums: expected a power of two from 1 to 16, got 3"),
         (CDNA, Tuning(workgroups_per_head=2), "workgroups_per_head: expected 1 on cdna, which has no clusters"),
         (
             CDNA,
             Tuning(slice_in=SliceIn.LDS),
             "slice_in: expected SliceIn.REGISTERS on cdna, which has no bulk copies into LDS",
-        ),
-        (
-            CDNA,
-            Tuning(next_starts=NextStarts.AT_ONCE),
-            "next_starts: expected NextStarts.AT_END on cdna, which has no kernels",
         ),
         (
             CDNA,
