@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 9be23eff0409915e0d91743ed99eba1ec1a2f07582f4ac3fa3756d2eda11b622
+// Provenance  sha256 6c1e41aa404bbbc5a416034cfb51948854fa83aea8bbde69c5e72e927724599f
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 6a7f2a77f0c8bb8a8f5a4942cecc4cd45d35063db7783cb8f44fcee6eaf00202
+// Provenance  sha256 b32560b7339a0568c56013b8b7015a8586c3bc553e729c2dd256822bec70efa3
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

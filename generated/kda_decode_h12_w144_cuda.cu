@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 ddefde21d45b4bb9ae19ea244d2103a0766483300a72a550fcf7b7f92d2baa1b
+// Provenance  sha256 58b46f94819e42e72b797cf9d69df5fcae683694f480d02855c751686bce2465
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

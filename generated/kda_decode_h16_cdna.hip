@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 3091fcb614ee9826e598326ea777c45af0159d40f4409ac7f4556c6b215cce93
+// Provenance  sha256 0a57992fcaf824029142a771094382072963a377959651f86da4aeed4294bd25
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

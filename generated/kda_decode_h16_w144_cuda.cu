@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 23c5faa58d47e365bd562b938c9040b19e3db765f49e14f83bca6daa0632124d
+// Provenance  sha256 e0d59af6b17d613eefac876598b5633f20025d34b7ddb942a7555cb85c146b20
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

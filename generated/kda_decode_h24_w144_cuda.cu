@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 c4769cc8f6a810847ddc53f4b3b559072b5d67d58fb162f3c1a9eb7aea06bef4
+// Provenance  sha256 7742fcf3d608bb3d68b3abef92006f4319e0ce21009670108378a931a60f211e
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

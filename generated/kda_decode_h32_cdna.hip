@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 eaf372a4f71c0ccf118c3ccf84b9d2cd8874f8dedab419f7174e74e6aae5ddd5
+// Provenance  sha256 ca1f4cbf1dcfb10a6dd56e4bd1da1c1da9599795e530ad76b93042287b27b4ef
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 96fd8bb9292b000a6dfdb382f82e20c61010b2a4b2b02920f31463c7be4dda21
+// Provenance  sha256 cc5620b8de0f5afc3c7cb9c3d346455cf0c5022e11be6ec721e2e549579abd1f
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 ef60269bb74e1f931a99862520247277a8d2c3019f73c4368c4a8d09bfb0e9f0
+// Provenance  sha256 5b952d86ff5c66ce03bf8a5683389219cfe9f48e95408cca52c87a63243470dd
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

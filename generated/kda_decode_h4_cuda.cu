@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 18a44ca043e0b61cd36f8215fc3d4984383156aa224e8b5bf9058df38f9396d8
+// Provenance  sha256 d4240c5776d369ba328da8fc8696899ade9b0e5228b07254e34508d254454714
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -624,6 +624,7 @@ DEVICE void prefetch_inputs(const KdaDecodeParams &p, const Work &work) {
     prefetch(p.dt_bias + channel);
     prefetch(p.raw_beta + work.row * p.raw_beta_row_stride + work.head);
     prefetch(p.A_log + work.head);
+    prefetch(slot_of(p, work.row));
     if constexpr (kOutputNorm) {
       prefetch(p.output_gate + work.row * p.output_gate_row_stride + channel);
       prefetch(p.norm_weight + 2 * work.pair);
@@ -665,9 +666,8 @@ KERNEL void kda_decode_h4_cuda(KdaDecodeParams p) {
   if (work.thread == kCopyThread) make_arrival_barrier(&lds.arrived);
 
   // While the kernel before still runs: into the L2 alone, where it may yet change what lies there.
-  const int likely_slot = peek(slot_of(p, work.row));
   prefetch_inputs<kOutputNorm>(p, work);
-  if (workgroup_index() < kLookahead) prefetch_slot<kConvDs>(p, likely_slot, work);
+  if (workgroup_index() < kLookahead) prefetch_slot<kConvDs>(p, peek(slot_of(p, work.row)), work);
   wait_for_previous_kernel();
   let_next_kernel_start();
 

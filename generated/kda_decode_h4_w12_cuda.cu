@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 eccbc50a6d806137191b2f653ed7097093f8dc405730e1f3a216805abda5cbd5
+// Provenance  sha256 4aa6e68670d9b53b44856dc51d00b8c9d6337c6f92dd2afb05fb37bc29591619
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 95a2d325d09554b5470172981d501ac27afe326a3b3661a8352e92b12aea6a16
+// Provenance  sha256 eee09b62db90f8ebf4f2d3883e796ac7726a40d8952dfc1c116d5682b76fb363
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

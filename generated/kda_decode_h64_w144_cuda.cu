@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 9e6e508f832f0a331af42f4ba56eaf8a30cc2bc8dff48cd4c89d83ab9fb88f67
+// Provenance  sha256 1ea7d454bf050a5b9ba2289042c13ea59821cfd364141c5847c16cb149bdd7ef
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

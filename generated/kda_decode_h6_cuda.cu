@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 04acb99a623fbbe3ab9fe552a84989467d382ab5202c50ffc118958d3c6be09e
+// Provenance  sha256 b7509f8fa80bba4bf3fb75bf37195db83a9c25cfd626d4419910e6f2ba94e25d
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -624,6 +624,7 @@ DEVICE void prefetch_inputs(const KdaDecodeParams &p, const Work &work) {
     prefetch(p.dt_bias + channel);
     prefetch(p.raw_beta + work.row * p.raw_beta_row_stride + work.head);
     prefetch(p.A_log + work.head);
+    prefetch(slot_of(p, work.row));
     if constexpr (kOutputNorm) {
       prefetch(p.output_gate + work.row * p.output_gate_row_stride + channel);
       prefetch(p.norm_weight + 2 * work.pair);
@@ -665,9 +666,8 @@ KERNEL void kda_decode_h6_cuda(KdaDecodeParams p) {
   if (work.thread == kCopyThread) make_arrival_barrier(&lds.arrived);
 
   // While the kernel before still runs: into the L2 alone, where it may yet change what lies there.
-  const int likely_slot = peek(slot_of(p, work.row));
   prefetch_inputs<kOutputNorm>(p, work);
-  if (workgroup_index() < kLookahead) prefetch_slot<kConvDs>(p, likely_slot, work);
+  if (workgroup_index() < kLookahead) prefetch_slot<kConvDs>(p, peek(slot_of(p, work.row)), work);
   wait_for_previous_kernel();
   let_next_kernel_start();
 

@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 9ebc736648a2d197e04bac671031c02fe41704836395231b40741b5ec6c5efc1
+// Provenance  sha256 4e6e371d1818268c7942bd9ec4e8332b9060627f9765e8d1123b32901f6fd80f
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

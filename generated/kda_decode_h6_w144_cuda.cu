@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 48318953e6e3570376e872b6f9e2848a3b7e3fb7899c393df611abd4315e1443
+// Provenance  sha256 7c462d06ea3c8b8dffc88cfe173945f4e36e6e2c92e2e00c55dd2b1ec9ba51b7
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

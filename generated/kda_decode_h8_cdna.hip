@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 3aec3379a62a1cc07eac3f73924e09e5bde4b0ca485c6f4a9ba47975b06a27d3
+// Provenance  sha256 bae8fa8b9769c7628b55f2337a6c278ee001eac1e3d9268771ba8af6a42c6af0
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

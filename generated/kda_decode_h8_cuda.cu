@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 b7d1cffbe7c5a8a6a18ad7ff268cf02059bd3eb2acf9b3b858ab1ce02d0d7ab4
+// Provenance  sha256 e5f63a8a4627ee0faae7f0e04f8024a903a6f0f7e778e1adb0df402c8dae99bf
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -624,6 +624,7 @@ DEVICE void prefetch_inputs(const KdaDecodeParams &p, const Work &work) {
     prefetch(p.dt_bias + channel);
     prefetch(p.raw_beta + work.row * p.raw_beta_row_stride + work.head);
     prefetch(p.A_log + work.head);
+    prefetch(slot_of(p, work.row));
     if constexpr (kOutputNorm) {
       prefetch(p.output_gate + work.row * p.output_gate_row_stride + channel);
       prefetch(p.norm_weight + 2 * work.pair);
@@ -665,9 +666,8 @@ KERNEL void kda_decode_h8_cuda(KdaDecodeParams p) {
   if (work.thread == kCopyThread) make_arrival_barrier(&lds.arrived);
 
   // While the kernel before still runs: into the L2 alone, where it may yet change what lies there.
-  const int likely_slot = peek(slot_of(p, work.row));
   prefetch_inputs<kOutputNorm>(p, work);
-  if (workgroup_index() < kLookahead) prefetch_slot<kConvDs>(p, likely_slot, work);
+  if (workgroup_index() < kLookahead) prefetch_slot<kConvDs>(p, peek(slot_of(p, work.row)), work);
   wait_for_previous_kernel();
   let_next_kernel_start();
 

@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 66ae310a5db531b92b49ee852d23b15c2c51337cf95485ac819389b2c075b4da
+// Provenance  sha256 eb8e76771de350418325fb5a860855078208193bb84ed54dd9a67647e57584d3
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 35fbc7b31b7a831049d83bd30e3c5cd51f7c1b2d11e31bd1156557ce5c53c135
+// Provenance  sha256 57b7dc22d6f558d9af0427a1f9ec7d5e7c6ddb0962a00cfdfcda2fcb278b8cf3
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

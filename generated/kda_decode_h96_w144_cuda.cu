@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 47eeb985ad4d0e82500eaf1692c7af7bcc90067ddb406bd3c2223913a27ee350
+// Provenance  sha256 5e3daf94518d73e30eaa9aad871b4d6f3f05d9a18367567143715e8449349c08
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

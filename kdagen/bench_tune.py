@@ -25,7 +25,7 @@ from kdagen.tuning import DEFAULT_TUNING, Band, Prefetch, SliceIn, Tuning
 HEADS = 12
 """Head count whose kernels are timed: what counts for a band is rows times heads."""
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512)
-BAND_COST = 0.02
+BAND_COST = 0.03
 """Sum of the losses over the batch sizes that one more band, one more kernel per head count, must save."""
 
 

@@ -20,7 +20,7 @@ class Prefetch(enum.Enum):
     INPUTS = "inputs"
     SLOT = "slot"
     """The inputs and all that the row's slot holds."""
-    KEPT_SLOT = "slot, its state evicted last"
+    KEPT_SLOT = "slot, evicted last"
     """The same; the state stays in the L2 until it is written."""
 
 
@@ -53,7 +53,9 @@ class Tuning:
         ]
         if self.prefetches:
             ahead = f" of {_counted(self.lookahead, 'workgroup')} ahead" if self.lookahead else ""
-            parts.append(f"prefetches {self.prefetch.value}{ahead}")
+            parts.append(f"prefetches {'slot' if self.prefetches_slot else 'inputs'}{ahead}")
+        if self.keeps_slot:
+            parts.append("has its state evicted last")
         return ", ".join(parts)
 
     @property
