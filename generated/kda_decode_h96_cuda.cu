@@ -2,9 +2,9 @@
 //
 // Variant     kda_decode_h96_cuda: Kimi-K3 (96 heads) at TP 1
 // Tuning      at least 4 waves per SIMD, 1 workgroup a head, 2 rows of a lane reduced together, state in LDS,
-//             prefetches slot of 99 workgroups ahead
-// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 16, 24, 32, 48, 64, 128, 256: 8.46 11.60 14.72
-//             21.11 27.27 52.50 102.30; the lower band's tuning 9.33 13.17 16.55 23.48 29.61 55.00 105.08
+//             prefetches slot of 99 workgroups ahead, has its state evicted last
+// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 64, 128, 256, 512: 27.00 51.59 100.36 198.03;
+//             the lower band's tuning 27.37 52.58 103.49 205.78
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       96 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cuda: sm_90; wave of 32 lanes
@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 107de04efbf2de6ed89ad0f657b06277286a775a935dd188beaf5a6343b9e37c
+// Provenance  sha256 3853e1a37188e69499b9a62e02d7cb708e690d08f75cc7e3f32c797d0f7dec9e
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -124,8 +124,11 @@ DEVICE void workgroup_barrier() { __syncthreads(); }
 
 // A hint that costs no register and no wait.
 DEVICE void prefetch(const void *a) { asm volatile("prefetch.global.L2 [%0];" ::"l"(a)); }
+// Evicted last until a store says otherwise: lines that wait to be read outlive those that wait to be written back.
 DEVICE void prefetch_bulk(const void *a, unsigned bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(a), "r"(bytes));
+  asm volatile(
+      "{\n\t.reg .b64 last;\n\tcreatepolicy.fractional.L2::evict_last.b64 last, 1.0;\n\t"
+      "cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, last;\n\t}" ::"l"(a), "r"(bytes));
 }
 // Not through the L1, which would keep it for the load that counts.
 DEVICE int peek(const int *a) {

@@ -19,26 +19,71 @@ BANDS: dict[str, tuple[Band, ...]] = {
     ),
     "cuda": (
         Band(
-            most_work=12,
+            most_work=24,
             tuning=Tuning(
                 workgroups_per_head=4,
                 rows_together=2,
                 slice_in=SliceIn.LDS,
-                prefetch=Prefetch.SLOT,
+                prefetch=Prefetch.KEPT_SLOT,
             ),
-            reason="NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 1: 2.50; the upper band's tuning 2.79",
+            reason=(
+                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 1, 2: 2.09 2.40; the upper band's "
+                "tuning 2.36 2.47"
+            ),
         ),
         Band(
-            most_work=144,
+            most_work=36,
             tuning=Tuning(
                 min_waves_per_simd=6,
+                workgroups_per_head=2,
                 rows_together=2,
                 slice_in=SliceIn.LDS,
                 prefetch=Prefetch.SLOT,
             ),
             reason=(
-                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 2, 4, 8, 12: 2.95 3.40 5.14 7.39; "
-                "the lower band's tuning 3.16 4.45 7.92 10.14; the upper band's tuning 3.77 5.09 6.61 9.07"
+                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 3: 2.76; the lower band's tuning "
+                "3.12; the upper band's tuning 2.94"
+            ),
+        ),
+        Band(
+            most_work=96,
+            tuning=Tuning(
+                min_waves_per_simd=6,
+                rows_together=2,
+                slice_in=SliceIn.LDS,
+                prefetch=Prefetch.KEPT_SLOT,
+            ),
+            reason=(
+                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 4, 6, 8: 3.13 3.77 4.54; the lower "
+                "band's tuning 3.16 4.20 4.70; the upper band's tuning 3.28 4.34 4.66"
+            ),
+        ),
+        Band(
+            most_work=192,
+            tuning=Tuning(
+                min_waves_per_simd=6,
+                workgroups_per_head=2,
+                rows_together=4,
+                slice_in=SliceIn.LDS,
+                prefetch=Prefetch.KEPT_SLOT,
+            ),
+            reason=(
+                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 12, 16: 6.24 8.23; the lower band's "
+                "tuning 7.10 8.12; the upper band's tuning 6.98 8.29"
+            ),
+        ),
+        Band(
+            most_work=576,
+            tuning=Tuning(
+                workgroups_per_head=2,
+                rows_together=2,
+                slice_in=SliceIn.LDS,
+                prefetch=Prefetch.SLOT,
+                lookahead=132,
+            ),
+            reason=(
+                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 24, 32, 48: 11.35 14.52 20.98; the "
+                "lower band's tuning 12.86 15.63 22.00; the upper band's tuning 11.96 14.94 21.43"
             ),
         ),
         Band(
@@ -46,13 +91,12 @@ BANDS: dict[str, tuple[Band, ...]] = {
             tuning=Tuning(
                 rows_together=2,
                 slice_in=SliceIn.LDS,
-                prefetch=Prefetch.SLOT,
+                prefetch=Prefetch.KEPT_SLOT,
                 lookahead=99,
             ),
             reason=(
-                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 16, 24, 32, 48, 64, 128, 256: 8.46 "
-                "11.60 14.72 21.11 27.27 52.50 102.30; the lower band's tuning 9.33 13.17 16.55 23.48 29.61 "
-                "55.00 105.08"
+                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 64, 128, 256, 512: 27.00 51.59 "
+                "100.36 198.03; the lower band's tuning 27.37 52.58 103.49 205.78"
             ),
         ),
     ),
