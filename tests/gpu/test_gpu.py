@@ -212,7 +212,7 @@ def test_every_band_of_batches(heads, instance):
         assert_graded(arguments, on_host)
 
 
-@pytest.mark.parametrize("rows", [1, 8, 24])
+@pytest.mark.parametrize("rows", dispatch.least_rows(12, "sm_90"))  # one of every band that starts early
 def test_the_slots_that_count_are_those_that_the_kernel_before_wrote(rows):
     """A kernel that starts early may see older slots first. Here the op itself writes the next call's state_indices."""
     first, second = (on_device(plain_arguments(12, slots, rows + 3)) for slots in ([1], list(range(2, rows + 2))))
@@ -312,10 +312,14 @@ def test_the_sanitizer_is_silent(tool):
     script = """
 import torch, kdagen
 from tests.gpu.test_gpu import on_device
+from tests.harness import plain_arguments
+from kdagen import dispatch
 from kdagen.cases import matrix
 kdagen.load()
 for case in matrix(4, quick=True):
     kdagen.fused_kda_decode(**on_device(case.arguments()))
+for rows in dispatch.least_rows(12, dispatch.current_arch()):
+    kdagen.fused_kda_decode(**on_device(plain_arguments(12, list(range(1, rows + 1)), rows + 1)))
 torch.cuda.synchronize()
 """
     command = [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", script]
