@@ -5,7 +5,7 @@
 // Tuning      at least 4 waves per SIMD, 2 workgroups a head, 2 rows of a lane reduced together, state in LDS,
 //             prefetches slot of 132 workgroups ahead
 // Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 24, 32, 48: 11.35 14.52 20.98; the lower
-//             band's tuning 12.86 15.63 22.00; the upper band's tuning 11.96 14.94 21.43
+//             band's tuning 12.80 16.68 23.68; the upper band's tuning 11.96 14.94 21.43
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       24 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cuda: sm_90; wave of 32 lanes
@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 a6411c7359ac8918aaa994197f62257858203cd2241d8696d70d311fb76d554c
+// Provenance  sha256 e66c6619164b28419ca876b62f56c359b1ff2a65c6d17d93873892cca774b9cf
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -5,7 +5,7 @@
 // Tuning      at least 4 waves per SIMD, 2 workgroups a head, 2 rows of a lane reduced together, state in LDS,
 //             prefetches slot of 132 workgroups ahead
 // Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 24, 32, 48: 11.35 14.52 20.98; the lower
-//             band's tuning 12.86 15.63 22.00; the upper band's tuning 11.96 14.94 21.43
+//             band's tuning 12.80 16.68 23.68; the upper band's tuning 11.96 14.94 21.43
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       64 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cuda: sm_90; wave of 32 lanes
@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 f00e94bf986df5dc8a534047c3d70238f37caeb2a7295e27abda29e87c47adc5
+// Provenance  sha256 ed7f713a1a932f8bf45bc246dd9b4ff317d2bf966e634e31ce38900366d7b5e8
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -2,16 +2,16 @@
 //
 // Variant     kda_decode_h8_w192_cuda: Kimi-Linear (32 heads) at TP 4; GLM-5.3-Flash at TP 8
 // Batches     of rows * heads <= 192, unless a kernel of smaller ones serves them
-// Tuning      at least 6 waves per SIMD, 2 workgroups a head, 4 rows of a lane reduced together, state in LDS,
+// Tuning      at least 6 waves per SIMD, 1 workgroup a head, 2 rows of a lane reduced together, state in LDS,
 //             prefetches slot, has its state evicted last
-// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 12, 16: 6.24 8.23; the lower band's tuning
-//             7.10 8.12; the upper band's tuning 6.98 8.29
+// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 4, 6, 8, 12, 16: 3.13 3.77 4.54 7.10 8.12; the
+//             lower band's tuning 3.16 4.20 4.70 7.47 8.55; the upper band's tuning 3.40 4.71 5.47 6.98 8.29
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       8 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cuda: sm_90; wave of 32 lanes
 // Compile     -std=c++17 -O3
-// Launch      a cluster of 2 workgroups per row and head: 256 threads in 8 waves, 35584 B LDS
-// Plan        16 lanes share a state row, 4 rows a lane, 4 reduced together, at most 85 VGPRs
+// Launch      one workgroup per row and head: 256 threads in 8 waves, 68224 B LDS
+// Plan        16 lanes share a state row, 8 rows a lane, 2 reduced together, at most 85 VGPRs
 // State       65536 B per row and head, read once and written once
 // Templates   constants.h.j2
 //             head.h.j2
@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 4742dbb4a73f1c18ef88c56bc962dbfa049baf2644c88f5276a31d35d4c83da1
+// Provenance  sha256 c21b8c63df4668abd5a2300faa43c58992d94b48e3457ed971c93cd9b969c803
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -75,17 +75,17 @@ constexpr int kThreads = 256;  // of a workgroup
 constexpr int kPairs = 64;  // channel pairs of a section, one per thread
 constexpr int kLanesPerRow = 16;  // lanes that share a row of the state
 constexpr int kRowGroups = kThreads / kLanesPerRow;  // rows that one access of the workgroup covers
-constexpr int kTeam = 2;  // workgroups that share a head's state rows
-constexpr int kRowsPerLane = 4;
+constexpr int kTeam = 1;  // workgroups that share a head's state rows
+constexpr int kRowsPerLane = 8;
 constexpr int kRowsPerWorkgroup = kDim / kTeam;
-constexpr int kRowsTogether = 4;  // rows whose dot products are reduced together
+constexpr int kRowsTogether = 2;  // rows whose dot products are reduced together
 constexpr int kLanesPerSum = kLanesPerRow / kRowsTogether;  // lanes that end with the same row's sums
 constexpr int kParts = 2;  // 16-byte accesses per lane and row
 constexpr int kColumnPairs = 2 * kParts;  // pairs of state columns per lane
 
 // ---- primitives of cuda ---------------------------------------------------------------------------------------------
 #define DEVICE static __device__ __forceinline__
-#define KERNEL __global__ __cluster_dims__(kTeam, 1, 1) __launch_bounds__(kThreads, 3)
+#define KERNEL __global__ __launch_bounds__(kThreads, 3)
 #define SHARED_LDS(name)                                        \
   extern __shared__ __align__(128) unsigned char dynamic_lds[]; \
   Lds &name = *reinterpret_cast<Lds *>(dynamic_lds)
@@ -210,7 +210,7 @@ DEVICE void await_bytes(unsigned long long *barrier, int phase) {
   while (done == 0) {
     asm volatile(
         "{\n\t.reg .pred p;\n\t"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
         "selp.u32 %0, 1, 0, p;\n\t}"
         : "=r"(done)
         : "r"(lds_address(barrier)), "r"(phase)
@@ -223,20 +223,6 @@ DEVICE void copy_to_lds(float *to, const float *from, unsigned bytes, unsigned l
                    lds_address(barrier)),
                "r"(lds_address(to)), "l"(from), "r"(bytes)
                : "memory");
-}
-
-// The workgroups of a team are a cluster: a member's LDS may be written when the whole team has begun. What is sent is
-// waited for at its own barrier: one of the whole cluster would also wait for every store to the state.
-DEVICE void team_begin() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-DEVICE void await_team() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
-DEVICE void send_to_member(int member, float *to, float value, unsigned long long *barrier) {
-  asm volatile(
-      "{\n\t.reg .b32 to, barrier;\n\tmapa.shared::cluster.u32 to, %1, %0;\n\t"
-      "mapa.shared::cluster.u32 barrier, %3, %0;\n\t"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [to], %2, [barrier];\n\t}"
-      :
-      : "r"(member), "r"(lds_address(to)), "f"(value), "r"(lds_address(barrier))
-      : "memory");
 }
 
 // The sum over the 16 lanes of a row group, in every lane of it: xor 1, xor 2, xor 4, xor 8.
@@ -278,8 +264,8 @@ static int launch(void (*kernel)(KdaDecodeParams), long long workgroups, KdaDeco
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(workgroups));
   config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = 35584;
-  const int allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 35584);
+  config.dynamicSmemBytes = 68224;
+  const int allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 68224);
   if (allowed != 0) return allowed;
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &dependent;
@@ -320,12 +306,11 @@ struct alignas(128) Lds {
   float section[4][kDim];                // q, k, v after the convolution; decay
   float output[kDim];                    // un-normed; of this workgroup's rows
   float square_sum[kTeam * kRowGroups];  // of the outputs of a row group, of the whole team
-  unsigned long long told;  // the barrier of the square sums
   unsigned long long arrived;  // the barrier of the copy into slice
   int attempt;                 // its phase that counts
   alignas(128) float slice[kRowsPerWorkgroup][kDim];
 };
-static_assert(sizeof(Lds) == 35584, "the plan's LDS bytes");
+static_assert(sizeof(Lds) == 68224, "the plan's LDS bytes");
 
 DEVICE void publish(Lds &lds, const Work &work, f32x2 pair) {
   *reinterpret_cast<f32x2 *>(&lds.section[work.section][2 * work.pair]) = pair;
@@ -605,19 +590,11 @@ DEVICE float delta_rule(Lds &lds, const FromSlot &from_slot, float beta, const W
 }
 
 // ---- stage 3: gated output RMSNorm ----------------------------------------------------------------------------------
-DEVICE void expect_square_sums(Lds &lds, const Work &work) {
-  if (work.thread != 0) return;
-  make_arrival_barrier(&lds.told);
-  expect_bytes(&lds.told, sizeof(lds.square_sum));
-}
-
-DEVICE void await_square_sums(Lds &lds) { await_bytes(&lds.told, 0); }
-
 // Every member of the team gets every row group's sum of squares.
 DEVICE void publish_square_sum(Lds &lds, float square_sum, const Work &work) {
   const int lane = work.thread % kLanesPerRow;
   float *const to = &lds.square_sum[work.member * kRowGroups + work.thread / kLanesPerRow];
-  if (lane < kTeam) send_to_member(lane, to, square_sum, &lds.told);
+  if (lane < kTeam) *to = square_sum;
 }
 
 // Which member of the team finishes a pair of channels: the one that owns their rows.
@@ -684,8 +661,6 @@ KERNEL void kda_decode_h8_w192_cuda(KdaDecodeParams p) {
   SHARED_LDS(lds);
   const Work work = work_of(p, thread_index(), workgroup_index());
   if (work.thread == kCopyThread) make_arrival_barrier(&lds.arrived);
-  expect_square_sums(lds, work);
-  team_begin();
 
   // While the kernel before still runs: into the L2 alone, where it may yet change what lies there.
   const int likely_slot = peek(slot_of(p, work.row));
@@ -731,10 +706,8 @@ KERNEL void kda_decode_h8_w192_cuda(KdaDecodeParams p) {
   workgroup_barrier();
 
   const float square_sum = delta_rule(lds, from_slot, sigmoid(beta_logit), work);
-  await_team();
   publish_square_sum(lds, square_sum, work);
   workgroup_barrier();
-  await_square_sums(lds);
 
   if (work.section == kGates) {
     const f32x2 o = finish_output<kOutputNorm>(lds, gates, p.norm_eps, work);

@@ -5,7 +5,7 @@
 // Tuning      at least 4 waves per SIMD, 2 workgroups a head, 2 rows of a lane reduced together, state in LDS,
 //             prefetches slot of 132 workgroups ahead
 // Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 24, 32, 48: 11.35 14.52 20.98; the lower
-//             band's tuning 12.86 15.63 22.00; the upper band's tuning 11.96 14.94 21.43
+//             band's tuning 12.80 16.68 23.68; the upper band's tuning 11.96 14.94 21.43
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       8 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cuda: sm_90; wave of 32 lanes
@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 93676229fdaee07b30ea137654700cf51aa8cc1e59a92c18a1f36be8404a310a
+// Provenance  sha256 204b52f7bdb3e0938bdcd0ab846e1b206b917d7ed8307345643500fbe7d98d51
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

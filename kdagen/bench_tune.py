@@ -47,7 +47,7 @@ def _choices() -> Iterator[Tuning]:
         yield Tuning(4, 1, together, SliceIn.REGISTERS, prefetch)
     slots = (Prefetch.SLOT, Prefetch.KEPT_SLOT)
     # In LDS, small batches: few workgroups, so a head is shared, and the slot is trusted.
-    small = ((4, 4, 1), (4, 4, 2), (4, 2, 2), (6, 2, 2), (6, 2, 4), (4, 1, 2), (6, 1, 2), (6, 1, 4))
+    small = ((4, 4, 1), (4, 4, 2), (4, 2, 2), (6, 2, 2), (4, 1, 2), (6, 1, 2))
     for (waves, team, together), prefetch in product(small, slots):
         yield Tuning(waves, team, together, SliceIn.LDS, prefetch)
     # In LDS, large batches: the L2 filled for the workgroups that come next.

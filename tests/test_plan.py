@@ -40,7 +40,7 @@ def test_a_plan_prints_on_one_line():
         (
             CDNA,
             Tuning(5),
-            "min_waves_per_simd: expected room for 64 state registers and 48 others, got 102 per lane at 5",
+            "min_waves_per_simd: expected room for 64 state registers and 52 others, got 102 per lane at 5",
         ),
         (CDNA, Tuning(workgroups_per_head=3), "workgroups_per_head: expected 1, 2, 4 or 8, got 3"),
         (CUDA, Tuning(lookahead=-1), "lookahead: expected an int of 0 or more, got -1"),
