@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -166,6 +166,12 @@ def environment() -> dict[str, str]:
     }
 
 
+def heading(facts: Mapping[str, str]) -> str:
+    """What was run and where, for the top of a table: a table without it is no record."""
+    where = f"{facts['device']}, driver {facts['driver']}, {facts['runtime']}, torch {facts['torch']}, {facts['date']}"
+    return f"{facts['command']}\n{where}\n"
+
+
 def _driver_version() -> str:
     """What the vendor's tool or the kernel module says."""
     module = Path("/sys/module/amdgpu/version")
@@ -239,7 +245,7 @@ def main_report(
                     write_json(json_path, points, facts)
     except KeyboardInterrupt:
         code = 130  # as a shell reports it
-    print(f"{facts['device']}, {facts['runtime']}, torch {facts['torch']}: {facts['command']}")
+    print(heading(facts))
     print(table(points))
     if plot_path is not None and points:
         write_plot(plot_path, points, f"kdagen on {facts['device']}, cold state")

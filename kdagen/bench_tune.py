@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import datetime
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -238,7 +237,9 @@ def main_report(path: Path, heads: Sequence[int] | None, rows: Sequence[int] | N
     assert target is not None
     count = heads[0] if heads is not None else HEADS
     measured = measure(target, candidates(target), count, tuple(sorted(rows or ROWS)))
-    bands = bands_of(measured, bench.environment()["device"], datetime.date.today().isoformat())
+    facts = bench.environment()
+    bands = bands_of(measured, facts["device"], facts["date"])
+    print(bench.heading(facts))
     print(table(measured))
     for band in bands:
         limit = "any larger" if band.most_work is None else f"up to {band.most_work}"

@@ -89,7 +89,7 @@ def test_a_run_that_ends_early_keeps_what_it_measured(killed, monkeypatch, tmp_p
             raise killed
         return point(heads, rows)
 
-    facts = {name: "x" for name in ("device", "runtime", "torch", "command")}
+    facts = {name: f"the {name}" for name in ("device", "driver", "runtime", "torch", "date", "command")}
     for name, value in (("require_gpu", lambda: None), ("environment", lambda: facts), ("measure", measure)):
         monkeypatch.setattr(bench, name, value)
     monkeypatch.setattr(bench.op, "prepare", lambda heads: None)
@@ -97,7 +97,8 @@ def test_a_run_that_ends_early_keeps_what_it_measured(killed, monkeypatch, tmp_p
     path = tmp_path / "bench.json"
     if killed is KeyboardInterrupt:
         assert bench.main_report([12], [1, 2, 4, 8], path, None) == 130
-        assert "  12     2" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert all(fact in out for fact in facts.values()) and "  12     2" in out
     else:
         with pytest.raises(SystemExit):
             bench.main_report([12], [1, 2, 4, 8], path, None)
