@@ -21,6 +21,7 @@ from kdagen import bench_peers, bench_vllm, dispatch, op
 from kdagen.bench_peers import Call, Peer
 from kdagen.bench_report import Point, Timing, replays_for, ring_layers, table, write_json, write_plot
 from kdagen.errors import NotReadyError
+from kdagen.status import status_line
 
 DEFAULT_HEADS = (12, 24, 48, 96)
 DEFAULT_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -254,15 +255,7 @@ def main_report(
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """Counts what it is told of, up to `total`: rewritten on a terminal, a line each elsewhere."""
-    done = 0
-
-    def show(what: str) -> None:
-        nonlocal done
-        done += 1
-        end = "\r" if sys.stderr.isatty() else "\n"
-        print(f"{done}/{total} {what}".ljust(40), end=end, file=sys.stderr, flush=True)
-
-    yield show
-    if sys.stderr.isatty():
-        print("\033[K", end="", file=sys.stderr)
+    """Counts what it is told of, up to `total`."""
+    numbers = itertools.count(1)
+    with status_line() as show:
+        yield lambda what: show(f"{next(numbers)}/{total} {what}", lasting=True)

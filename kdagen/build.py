@@ -25,6 +25,7 @@ from typing import Any
 from kdagen import toolchain
 from kdagen.errors import BuildError, ToolchainError
 from kdagen.paths import cache_dir
+from kdagen.status import status_line
 from kdagen.target import CDNA, CUDA, TARGETS, Target
 
 CXX_FLAGS = ("-O3", "-fvisibility=hidden", "-Wno-attributes")
@@ -277,23 +278,20 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
 
 @contextlib.contextmanager
 def _progress(folder: Path, files: int, archs: Sequence[str], pattern: str = "*.o") -> Iterator[None]:
-    """How many files are compiled: rewritten on a terminal, one line elsewhere."""
+    """How many files are compiled."""
     what = f"kdagen: compiling {files} files" + (f" for {';'.join(archs)}" if archs else "")
-    if not sys.stderr.isatty():
-        print(what, file=sys.stderr, flush=True)
-        yield
-        return
     done = threading.Event()
+    with status_line() as show:
+        show(what, lasting=True)
 
-    def show() -> None:
-        while not done.wait(0.5):
-            print(f"\r{what}: {len(list(folder.glob(pattern)))} done ", end="", file=sys.stderr, flush=True)
+        def count() -> None:
+            while not done.wait(0.5):
+                show(f"{what}: {len(list(folder.glob(pattern)))} done")
 
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+        thread = threading.Thread(target=count, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TextIO
 
 from kdagen import toolchain
 from kdagen.errors import ToolchainError
+from kdagen.status import status_line
 from kdagen.table import aligned
 from kdagen.target import TARGETS
 
@@ -209,10 +209,8 @@ def render(findings: Sequence[Finding], *, color: bool) -> str:
 
 def main_report(stream: TextIO) -> int:
     """Print the report; 0 if rendering and `kdagen verify` will work, else 1."""
-    if sys.stderr.isatty():
-        print("trying every compiler on a small kernel ...", end="\r", file=sys.stderr, flush=True)
-    findings = diagnose()
-    if sys.stderr.isatty():
-        print("\033[K", end="", file=sys.stderr)
+    with status_line() as show:
+        show("trying every compiler on a small kernel ...")
+        findings = diagnose()
     print(render(findings, color=stream.isatty() and not os.environ.get("NO_COLOR")), file=stream)
     return 1 if any(f.needed and f.problem is not None for f in findings) else 0

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 import zlib
@@ -25,6 +24,7 @@ from kdagen.errors import SpecError
 from kdagen.machine_code import Profile
 from kdagen.paths import cache_dir, generated_dir
 from kdagen.spec import INSTANCES
+from kdagen.status import status_line
 from kdagen.target import CDNA
 from kdagen.variants import Variant, of_target
 
@@ -211,21 +211,15 @@ def _readers() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """How many sources are compiled, if it takes longer than a glance: rewritten on a terminal, else one line."""
+    """How many sources are compiled, if it takes longer than a glance; in a log once."""
     start, done, told = time.monotonic(), 0, False
-    terminal = sys.stderr.isatty()
+    with status_line() as show:
 
-    def advance() -> None:
-        nonlocal done, told
-        done += 1
-        if time.monotonic() - start < QUIET_SECONDS or (told and not terminal):
-            return
-        start_of_line, end = ("\r", "") if terminal else ("", "\n")
-        print(f"{start_of_line}kdagen: compiled {done} of {total} sources", end=end, file=sys.stderr, flush=True)
-        told = True
+        def advance() -> None:
+            nonlocal done, told
+            done += 1
+            if time.monotonic() - start >= QUIET_SECONDS:
+                show(f"kdagen: compiled {done} of {total} sources", lasting=not told)
+                told = True
 
-    try:
         yield advance
-    finally:
-        if told and terminal:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)

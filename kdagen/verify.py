@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from kdagen import emulator, grading, reference
 from kdagen.cases import Case, matrix
 from kdagen.errors import SpecError
 from kdagen.render import render
+from kdagen.status import status_line
 from kdagen.table import aligned
 from kdagen.variants import Variant
 
@@ -174,21 +174,16 @@ def _compiled_ahead(variants: Sequence[Variant], source: Path | None) -> ThreadP
 
 @contextmanager
 def _progress(variant: Variant, cases: int) -> Iterator[Callable[[int], None]]:
-    """A line on a terminal that is rewritten; elsewhere one line when a kernel is done."""
+    """How many cases of a kernel are done; in a log one line when all are."""
     start = time.monotonic()
-    live = sys.stderr.isatty()
+    with status_line() as show:
 
-    def show(done: int) -> None:
-        if live:
-            print(f"\r{variant.name}: {done}/{cases} cases, {time.monotonic() - start:.0f} s ", end="", file=sys.stderr)
-            sys.stderr.flush()
+        def advance(done: int) -> None:
+            show(f"{variant.name}: {done}/{cases} cases, {time.monotonic() - start:.0f} s")
 
-    show(0)
-    yield show
-    if live:
-        print("\r\033[K", end="", file=sys.stderr)
-    else:
-        print(f"{variant.name}: {cases} cases in {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
+        advance(0)
+        yield advance
+        show(f"{variant.name}: {cases} cases in {time.monotonic() - start:.1f} s", lasting=True)
 
 
 def _table(results: Sequence[VariantResult]) -> str:

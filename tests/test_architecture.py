@@ -14,6 +14,7 @@ ALLOWED = {
     "errors": set(),
     "paths": set(),
     "table": set(),
+    "status": set(),
     "spec": {"errors"},
     "target": {"errors"},
     "dpp": {"errors"},
@@ -37,7 +38,7 @@ ALLOWED = {
     "machine_code": {"errors", "isa", "machine_paths", "spec", "toolchain"},
     "audit": {"machine_code", "machine_paths"},
     "inspect_report": {"audit", "machine_code", "table"},
-    "doctor": {"errors", "table", "target", "toolchain"},
+    "doctor": {"errors", "status", "table", "target", "toolchain"},
 }
 WITHOUT_JINJA = ("dispatch", "op", "weights", "staged", "reference", "cases")
 
