@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 5ea315d59c1e460e5c542eba813b972ffae33f8dba0070ba86b9107aa76b8eeb
+// Provenance  sha256 bc5c4916313860dc3c6c378309849053f19bcf62562fbf7eb1d98df1e57419fd
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 90c311a0ed01b631b50a0214e3837f982665e395efa9eb58f279cca5a5181c91
+// Provenance  sha256 b61d6213ceacb49d47b505c18931047bb0d1c00a8a4a257c6da87129a94821a0
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

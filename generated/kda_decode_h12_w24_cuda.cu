@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 3e20c49fb959b7b745ce537ae89636d403f6fbd3cbd6fe2e44dee8d40c4d1fe7
+// Provenance  sha256 d39951c67a9adfeb2b75cfd1ceed452b6a1b79476635b7f2415bf737db394981
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

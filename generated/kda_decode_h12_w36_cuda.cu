@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 126baf0352d673875a5a4f95b97ecdd49f665859c2f3cfbc791e4a8905dbf15e
+// Provenance  sha256 27352a2d45dfc9624a5e70934f81001f3440fe8af40c7cf77d06db41790d1d77
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 7c25a7c93e60206ca73b42bef56d28ee350ba37e705d453808741b480b4ff96b
+// Provenance  sha256 9466764a7d7725beb99aca05035e1eec22c9a94ab786699569d968df10d66053
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

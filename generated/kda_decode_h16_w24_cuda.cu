@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 903503937a98dcff2b7334b30bf42e35d35f1885bacec3e09245e91836c6748b
+// Provenance  sha256 62139218ab9bd8a86c70f6d0798be7599f9c989c316855d3d11b0f72fb25c666
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 d8b9ef8d26ce8a90fba9f3f64beece554c02b2bc614b0e74c664d93f2b03cabc
+// Provenance  sha256 f05c981e89759a4943725484e16fc8d4cf904645a40192175016aa99d948c9c7
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 4d259eae862e381c0ff1076b4f0794accc6543be37a261b677725787008ecb7b
+// Provenance  sha256 31d85177639d114efe3dc7fea61e45dc67ee227e7115df216f48e39ca90ea28f
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

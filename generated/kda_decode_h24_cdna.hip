@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 8d723a2d3b8b1b9a37c24383969675041ffc9ca00dd936d499d16bc9adf607d4
+// Provenance  sha256 fe2ae19fbaa78f36d95bca9bfe5596624dce4df84ffa7bfbcb6b39a1d8045335
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

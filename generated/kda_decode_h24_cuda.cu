@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 c38d6147b31cfee9674518b3a4d549c857af53ef56cd13b95bcc5da078382b83
+// Provenance  sha256 439231e64a5ab752845f042760ed7030ce72770b9c5801617ef4dc2ef616da71
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

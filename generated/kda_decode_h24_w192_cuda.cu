@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 13650dd77ad2a5c22dfd0e1df46f6626492181dea667bf23cbb0131fa5864709
+// Provenance  sha256 faba1bd10e81723575295510ea9aafee5f552056f8a14614e2c72fe7890de5ff
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 b4550cecebdf7c37f416031418fb4ceed0e4d70ebb17b395e4e4a650a84c2f13
+// Provenance  sha256 ea5254301ef78974631e2bb5aa7b744cb4702f1c62ce26aeee001a4942155984
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 e66c6619164b28419ca876b62f56c359b1ff2a65c6d17d93873892cca774b9cf
+// Provenance  sha256 0259723739700965559fdedb68a284f3a9fc57aec37f79a7bd203fb670ca1652
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

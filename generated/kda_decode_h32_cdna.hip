@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 ca1f4cbf1dcfb10a6dd56e4bd1da1c1da9599795e530ad76b93042287b27b4ef
+// Provenance  sha256 21facb409bbe103ac03a4d94348534420b721d7f38e08d2cdf5141462f8dbfcd
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

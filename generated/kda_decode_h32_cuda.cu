@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 401e3de0704fba70f79d9392a55e9364312827ebd03ee68300bd71f8ccab2a9f
+// Provenance  sha256 3816b4c49ea855d43dee2fb5cfa6d61f54ee6be0054a016c05c9ff9b3285183a
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 708282299149b9f2634666dcbe8ab4ee457b4a94a87f94510a9640c43174cd9c
+// Provenance  sha256 57ac60ccf573d9f2e4f69746d2f7c4f0e2abc5e9ad49d1265f4b3ed294e42c40
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 d3d77918cfb76e893ea4c4ccbb443e0902513d1ef15d2c739f9526c288766db6
+// Provenance  sha256 5750e0fe24739df7513971a082083d8460d6a606486c28c1cd237dbac650854a
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 ffeb965f8bc59910809481c7a3fd2466ef1e3db9910a240e6847faeb0a3d3a97
+// Provenance  sha256 27fb0ee146ce356a83fbb101c7b232ed345c1bafba311cb44d888dbc740e8d17
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 6b92d207bbe3fa918b467a8ac99e7bd569d98f9e931ceb0d0b9bbc5acb1809e2
+// Provenance  sha256 7826515325fd7ce5fd22dbd9a617bf03e29df8546c4c805eaea1ecdbd2965fd7
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 cf11bc5413acbdfff10fa8ae5b90d091ffe7c1e3eae73f288eab83312a77ee8a
+// Provenance  sha256 64da1439579c72e407485392041109b1989f2f0e58eae4f03857d7733dab6994
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

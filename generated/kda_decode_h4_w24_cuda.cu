@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 e0839246490f5f05da8217ebf78fb274b738628ad37f45d65b5256501efa7cbf
+// Provenance  sha256 d628305918678bf654f0f095889fc41a2e22d062973a4cb68e5ec71b425e8087
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 3315629b282b1df7e795ddafa871f8514b8cb84c4c408f8fdb8a171da3b6ed31
+// Provenance  sha256 0398a83707776979f1df64f6a38c324f4aba7597e1c02c3b38909da09d7ec90d
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

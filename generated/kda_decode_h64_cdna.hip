@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 d2fdca0e01244d6354fbd821c1672e545b92ddd0901ed5f1dbee4152a32ddba3
+// Provenance  sha256 e571e50c2b698760fad5b6f096cf652f33cbb00f12676db8383f1c3811a2991e
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 a6d077f0b0c2497da6899bfe60328e726c4785e479e4cb46cfb77efcb80cc098
+// Provenance  sha256 78ed543515f0377c0b4a25e811882951e21b67a40170a87e945147791f872358
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

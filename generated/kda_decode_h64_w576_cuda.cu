@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 ed7f713a1a932f8bf45bc246dd9b4ff317d2bf966e634e31ce38900366d7b5e8
+// Provenance  sha256 c1252c7d19b673c7183041b02dbc1a916ad467756beebd1010bf6943683b7fe8
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 7d6156e2c16c468f6a972c382e8a6a6bc121fedbd76e05790f741d4ecf8aff70
+// Provenance  sha256 f5e8773b8b74553616d83e0adc9079202e4788b9f513a10c17fa0f3a05ba38e1
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 4387f558114a96de9cf3c03a79bc9056fca2285cac69706e85f562ae1ac0e102
+// Provenance  sha256 b952792f53c3c44b50ac7b4cd9b21211c6da2052339005b7f750fae8113f69d7
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 2892169c0e21c9b2233856b8f2670ef40fd4af0248f3b7901ce9eb6b0bc58a28
+// Provenance  sha256 2baf7aa209ac52fae6f262db98e767f413a734c7f33fb42897eaad936c8f75cb
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 bae8fa8b9769c7628b55f2337a6c278ee001eac1e3d9268771ba8af6a42c6af0
+// Provenance  sha256 d0ba797c960168cac9a26261b2dac89ee8f4d88e1827c46a9999137af19cc77c
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

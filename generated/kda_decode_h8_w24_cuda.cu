@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 b55ecb36f1d8626a822d25b72dde86ae992cbbce4dc28d95bc260a6254636a77
+// Provenance  sha256 28e4c845c30381cf15c66a518108ce4ee9afcaedd6170f27b55c61a1c9256e77
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 ec0fe16cd031f2708bf71a5d4d24a627a1980d3c7ec1d54980122a83d15ed3f0
+// Provenance  sha256 f5587b69759748ccb557143fd43d433510cc420d9d9a1058e8749d30a6eaecf9
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 79e2be7e1d140a954159c26d7eb14ded3e5b63c9e37726d4e0ac1f479b29813a
+// Provenance  sha256 e1be4037684049d997a2c528308cfbeede6a71d13bee2af86d7541bd4d9d697c
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 cad13aed51cca5fa273057245ec7ec1ca867177111af5db89fe39ba522dd6f88
+// Provenance  sha256 5e7d9483129f20d12de5759d1f6b011077e455f5b536fd697b0e478b19c560d0
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

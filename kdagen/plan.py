@@ -51,6 +51,7 @@ class Plan:
         row_sum: the reduction over the lanes of a row; there are as many row groups, so it also sums their partials.
         rows_sum: the reduction of rows_together rows at once.
         tell_row: the way back: the control by which every lane of a row reads each reduced row's first lane.
+        lds_alignment: bytes that a workgroup's LDS is aligned to, and its size before the slice is a multiple of.
         lds_bytes: LDS of a workgroup.
         max_vgprs: registers per lane at the wanted occupancy.
     """
@@ -66,6 +67,7 @@ class Plan:
     row_sum: SumPlan
     rows_sum: HalvingPlan
     tell_row: tuple[Control, ...]
+    lds_alignment: int
     lds_bytes: int
     max_vgprs: int
 
@@ -110,12 +112,11 @@ def make_plan(spec: KernelSpec, target: Target, tuning: Tuning) -> Plan:
             f"got {max_vgprs} per lane at {tuning.min_waves_per_simd} waves"
         )
     row_groups = threads // lanes
-    lds_bytes = 4 * (SECTIONS * dim + dim + team * row_groups) + BARRIER_BYTES * tuning.has_team
+    lds_alignment = COPY_ALIGNMENT if in_lds else 4 * VECTOR
+    shared_bytes = 4 * (SECTIONS * dim + dim + team * row_groups) + BARRIER_BYTES * tuning.has_team
     if in_lds:
-        lds_bytes = (
-            -(-(lds_bytes + BARRIER_BYTES + ATTEMPT_BYTES) // COPY_ALIGNMENT) * COPY_ALIGNMENT
-            + spec.state_bytes // team
-        )
+        shared_bytes += BARRIER_BYTES + ATTEMPT_BYTES
+    lds_bytes = -(-shared_bytes // lds_alignment) * lds_alignment + (spec.state_bytes // team if in_lds else 0)
     if lds_bytes > target.lds_bytes:
         raise PlanError(f"lds_bytes: expected at most {target.lds_bytes} on {target.name}, got {lds_bytes}")
     return Plan(
@@ -130,6 +131,7 @@ def make_plan(spec: KernelSpec, target: Target, tuning: Tuning) -> Plan:
         row_sum=plan_sum(lanes),
         rows_sum=plan_halving(rows_together),
         tell_row=tuple(row_newbcast(i * lanes // rows_together) for i in range(rows_together)),
+        lds_alignment=lds_alignment,
         lds_bytes=lds_bytes,
         max_vgprs=max_vgprs,
     )

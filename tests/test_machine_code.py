@@ -13,9 +13,11 @@ from kdagen.audit import BUDGETS, RULES, audit_all
 from kdagen.errors import BuildError, ToolchainError
 from kdagen.machine_code import class_of
 from kdagen.paths import generated_dir
-from kdagen.spec import INSTANCES, OutputNorm
+from kdagen.render import render
+from kdagen.spec import INSTANCES, KernelSpec, OutputNorm
 from kdagen.target import CDNA, CUDA
-from kdagen.variants import of_target
+from kdagen.tuning import Band, Tuning
+from kdagen.variants import Variant, of_target
 
 FLAGS = (*CDNA.flags, "-Wall", "-Wextra", "-Werror")
 # Adds over the 16 lanes of a row: four for each of the norms of q and k and for k.q, eight for either dot product of
@@ -60,20 +62,31 @@ def test_the_audit_has_a_budget_for_every_instance_and_architecture():
     assert len({rule.name for rule in RULES}) == len(RULES)
 
 
-@pytest.mark.parametrize("variant", of_target(CUDA), ids=lambda v: v.name)
-def test_nvcc_compiles_the_same_stages_without_a_gpu(variant, tmp_path):
+def compile_by_nvcc(variant, source, folder):
     try:
         nvcc = toolchain.find_compiler("cuda", CUDA.archs)
     except ToolchainError as error:
         pytest.skip(str(error))
-    source = generated_dir() / variant.file_name
     flags = (*CUDA.flags, "-Werror=all-warnings", "-Xptxas=-v")
-    command = toolchain.compile_command(nvcc, CUDA.archs[0], source, tmp_path / "kernel.cubin")
+    command = toolchain.compile_command(nvcc, CUDA.archs[0], source, folder / "kernel.cubin")
     done = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == len(INSTANCES)
     registers = [int(count) for count in re.findall(r"Used (\d+) registers", done.stderr)]
     assert len(registers) == len(INSTANCES) and max(registers) <= variant.plan.max_vgprs
+
+
+@pytest.mark.parametrize("variant", of_target(CUDA), ids=lambda v: v.name)
+def test_nvcc_compiles_the_same_stages_without_a_gpu(variant, tmp_path):
+    compile_by_nvcc(variant, generated_dir() / variant.file_name, tmp_path)
+
+
+@pytest.mark.parametrize("team", [2, 4, 8])
+def test_a_team_whose_slices_wait_in_registers_compiles_though_no_band_has_one(team, tmp_path):
+    variant = Variant(KernelSpec(12), CUDA, "a test", Band(None, Tuning(workgroups_per_head=team), "a test"))
+    source = tmp_path / variant.file_name
+    source.write_text(render(variant))
+    compile_by_nvcc(variant, source, tmp_path)
 
 
 def test_a_warning_is_an_error_with_command_line_and_log(compiler, tmp_path):
