@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 6edc62a18db60edf868d717e632e8833656d9aaee26585ef81254d822bbad66e
+// Provenance  sha256 c122e37263ffe473c299a82fb9d33ee18fad297f1a14b4f081f2cef0dc75e611
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

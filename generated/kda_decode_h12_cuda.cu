@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 bc5c4916313860dc3c6c378309849053f19bcf62562fbf7eb1d98df1e57419fd
+// Provenance  sha256 a72d68b87cde3e83d3f6b09e20d059c377c7e71361931d6619403ac19f402b79
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 b61d6213ceacb49d47b505c18931047bb0d1c00a8a4a257c6da87129a94821a0
+// Provenance  sha256 d2a3cae15295943347bfbd9d7fa709f0364c8896d9b6a99d98b347486aade002
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 d39951c67a9adfeb2b75cfd1ceed452b6a1b79476635b7f2415bf737db394981
+// Provenance  sha256 50ac477f01aa8a60ea427c69915d9d603e68dba2618e8d85322540dc678c2fc6
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 27352a2d45dfc9624a5e70934f81001f3440fe8af40c7cf77d06db41790d1d77
+// Provenance  sha256 bd4fdc797980948f50e41fc911cf669ccbca5561aad8b59921629d0dd8fca5b8
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 9466764a7d7725beb99aca05035e1eec22c9a94ab786699569d968df10d66053
+// Provenance  sha256 9ca9c7bd9a8fe9f6a28723dc2bdf69e5d6f783bf19ea1d06f65671f8034031ad
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 f10bff26c239f086bd262cb042d6c1f20cd4d0e84a094270a96c21235f436bf1
+// Provenance  sha256 b2996ec2b3666abe85896e9688cf0af3dd9cd857c79e85c88b6d8068e4fcade4
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 aadeae31f532eafaa6a89435eb2f1ab9e0251f8523e495ce0f3ae6eb2a7ad7b2
+// Provenance  sha256 023a5ec26ad13ee0119af26e5e58f6daeacc47521a025ab732fa11a94b848de8
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 acb155e33dbe4773553b04e03c44766ab0b40b9fcc0d6d08f76ae5b74e0ebae7
+// Provenance  sha256 34ae90b65b15dd487b4cb6ae4ff51a7e6be1923aa17cc76adad735b7463aa854
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

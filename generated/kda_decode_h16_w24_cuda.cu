@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 62139218ab9bd8a86c70f6d0798be7599f9c989c316855d3d11b0f72fb25c666
+// Provenance  sha256 7656d7e85deaf4bb69dac535a279ea145e0bad8df349053870f08afe05b3d811
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 f05c981e89759a4943725484e16fc8d4cf904645a40192175016aa99d948c9c7
+// Provenance  sha256 77bee522ed6a1d151e596f290c8d9b90bae96c4c77aa3488ced8c07e6ee95e3e
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 31d85177639d114efe3dc7fea61e45dc67ee227e7115df216f48e39ca90ea28f
+// Provenance  sha256 82ae9653e63fbc5f40b8e84f7f2f2b43b1f3b2772ea896e862172aa3e5a5531a
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

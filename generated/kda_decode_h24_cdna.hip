@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 fe2ae19fbaa78f36d95bca9bfe5596624dce4df84ffa7bfbcb6b39a1d8045335
+// Provenance  sha256 4571d2da951f84d5ddb9cee1ff46e283f1ec681d7aa925e35e783e47dbcea59e
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

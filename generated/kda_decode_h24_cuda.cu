@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 439231e64a5ab752845f042760ed7030ce72770b9c5801617ef4dc2ef616da71
+// Provenance  sha256 833b1cebdd5dd9aa678c79da7cb4ce8f1a84cf53e1ef7072a9cd8b5ffc440326
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

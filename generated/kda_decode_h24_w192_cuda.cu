@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 faba1bd10e81723575295510ea9aafee5f552056f8a14614e2c72fe7890de5ff
+// Provenance  sha256 a67f1597215e2464855968e5e295c4d661bbc3e805da0cfea0fe2b878ff7eab1
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 ea5254301ef78974631e2bb5aa7b744cb4702f1c62ce26aeee001a4942155984
+// Provenance  sha256 608739be9745d1207ea9bf8f92edc750c1b1d0c4759d37980508abbf88a74642
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 0259723739700965559fdedb68a284f3a9fc57aec37f79a7bd203fb670ca1652
+// Provenance  sha256 0e3eba44db4ae4a1b7aa5ec227cb3ebd9834c21c1a3c0033b31907abb735fbf3
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

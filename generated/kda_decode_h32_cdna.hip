@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 21facb409bbe103ac03a4d94348534420b721d7f38e08d2cdf5141462f8dbfcd
+// Provenance  sha256 a8665f7f82f69e036749639931f693d22c0b4a7c6f5dec8a02016c2eeba0e48c
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 3816b4c49ea855d43dee2fb5cfa6d61f54ee6be0054a016c05c9ff9b3285183a
+// Provenance  sha256 7dd53bb36a5496ffc027a6acedee37baf0931dbbb84d8af248dc14360ea21f9d
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

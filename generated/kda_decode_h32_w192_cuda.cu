@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 025a5062bac9888abe9e7e9fedc85cd4180ecef8b2c34bb650a98e2139221001
+// Provenance  sha256 2c1cf41df527a510c35122483d6469d640a90d87d8ae453d5dd7b80b1eb61531
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

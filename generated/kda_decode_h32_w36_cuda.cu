@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 57ac60ccf573d9f2e4f69746d2f7c4f0e2abc5e9ad49d1265f4b3ed294e42c40
+// Provenance  sha256 39d5984e79d8e2a3186f2c78cbef9a00b95c6a2fb27dfece434c249689946ba0
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 5750e0fe24739df7513971a082083d8460d6a606486c28c1cd237dbac650854a
+// Provenance  sha256 9a8f424390b6d99b2efbe4f3b8cf5f9b4496f74dc1c090d0730c27b208abc8ae
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 27fb0ee146ce356a83fbb101c7b232ed345c1bafba311cb44d888dbc740e8d17
+// Provenance  sha256 1b1c91eb810bf70fecb80f49a6b35b60430b31296ae66e4c19c4061c6d6e5733
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 7826515325fd7ce5fd22dbd9a617bf03e29df8546c4c805eaea1ecdbd2965fd7
+// Provenance  sha256 31b562f0a8e1af5073ad0f56a6b0e3ee93d1524bf2131ba2b340f75c0e52e78e
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

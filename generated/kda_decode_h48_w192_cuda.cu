@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 e56a28160d9ddf9a7ab739c915986b18f6466c60e7ffb82062ef30e5e33751aa
+// Provenance  sha256 c7a6361af52fcc4c8f145f8211702e79ad1744b46271bd983d9a19713f0047e7
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 bfe8eb56683fa3bbf8b39efb44816a2d0fc76e96854a5239b199933d234c1df5
+// Provenance  sha256 ca1729c7f017be053baec3199c8d2750c1e6db21141235461a6457bd9871f1e5
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

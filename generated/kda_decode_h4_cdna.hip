@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 147c7fa6b9917f7be01325eb60891174543e84d2eef2a697f3474f5e93b43fe6
+// Provenance  sha256 c09a2fd98dd38a5ea23cecb07a77241131446b38d278f62c6efbf766ea21a4d2
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 e511a57cdfc452e7a2dc090d69f0e7d3b2a8d74ae4e871d71961e025f56b20c3
+// Provenance  sha256 6b03c431e08c1fe9038cfc7078fa19cbadd75270efe1aaa5b12215755da262af
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

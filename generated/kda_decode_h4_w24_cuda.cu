@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 d628305918678bf654f0f095889fc41a2e22d062973a4cb68e5ec71b425e8087
+// Provenance  sha256 1689e61afec9b8c53f9973dfcde872e53e6a6b5d092259ee703c38f103b9e12f
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 08aa5b7974613b96f67a048099ce37dcc6ce3e1287cee9abb54088aa3788d1e1
+// Provenance  sha256 3a72ace0bbaa59d98230fe3ef06f4780beec950e3a089bfea2c2731cb921712f
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

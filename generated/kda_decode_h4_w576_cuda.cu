@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 0398a83707776979f1df64f6a38c324f4aba7597e1c02c3b38909da09d7ec90d
+// Provenance  sha256 37e9b21f51abbe1a2713ac0d9b14bd53bcc217806d03b7d4616f67a43760a265
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 78ed543515f0377c0b4a25e811882951e21b67a40170a87e945147791f872358
+// Provenance  sha256 d8fb2e4bbba1c928248b3ace894e5fc7cbdd9ca07de89e90f4a1ad37cf006325
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

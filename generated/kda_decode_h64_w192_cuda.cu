@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 f187203d34c51d75b97bb37847857e591d556108d9fe92c4f513d11feec97f2d
+// Provenance  sha256 948b643b27e80154c1e00e494b7b3cc0a32c35d6544d1592649551e6c2f7258a
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

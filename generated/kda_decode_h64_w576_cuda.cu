@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 c1252c7d19b673c7183041b02dbc1a916ad467756beebd1010bf6943683b7fe8
+// Provenance  sha256 ca122e09785523ca5a14576d74a04d61ed0ab9d66feb1f5c637d953d30392e18
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

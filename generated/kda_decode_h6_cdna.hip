@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 f5e8773b8b74553616d83e0adc9079202e4788b9f513a10c17fa0f3a05ba38e1
+// Provenance  sha256 f33a1b3f2709201f682b387963129a91f9d25cb9270ddc9447fe23c24657ba31
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 b41cc7631604431bd8de00e42be2d50d8e01d6f3e988f6496ee97e3fe0b68899
+// Provenance  sha256 ee273b60a7bff7a94d5d6c016479d9d443dd35b7011e68733cf9b48cb6a0f5e0
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

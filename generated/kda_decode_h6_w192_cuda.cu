@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 b952792f53c3c44b50ac7b4cd9b21211c6da2052339005b7f750fae8113f69d7
+// Provenance  sha256 3d15a8e99784ebc73616617dc1e9ece479b421a036fc647781a6ec51304a6ea9
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 3634c5bce5143bbaf5df6de373fd3b785fd390f28b4193afe4e4f88cd771922d
+// Provenance  sha256 9c542b2e943a7e279724c361fe03a6b75ef4751baa6bba1a9cbeec3675ed51dd
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 1966b62fde88584e66cf936abb625126d053eef24a2968274dd5e7c5ff5b8ea3
+// Provenance  sha256 ed01f46d2a5c6d815e1f890d034c2e7c3f40963815b5fbb0abc76628ba6e9517
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 2baf7aa209ac52fae6f262db98e767f413a734c7f33fb42897eaad936c8f75cb
+// Provenance  sha256 fe2fef0249cc9b3d4fb5845702353211be13f511d3a37730d7b902a92136de9f
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 d0ba797c960168cac9a26261b2dac89ee8f4d88e1827c46a9999137af19cc77c
+// Provenance  sha256 2b4608c08c9bce7660de9756737a3c9fe788261fcef025516a73f7fb90291f1e
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

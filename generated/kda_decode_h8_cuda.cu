@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 996ff53928ecf84f8d438452815dc23bafd4bc2bfac0b1d1bb514249ddaffb89
+// Provenance  sha256 0f126a58cbe17d386bae3b7fdf52c00caf93bbabf13357301e4dbf7d8b5af906
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 6983ee8e70d3743415db9125c52c29d1400c89a06965fd2b0ca3f53263d1b15d
+// Provenance  sha256 acdffdf1790cad93098af367948c1f704dd8c1888d07697303ef436387e55986
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

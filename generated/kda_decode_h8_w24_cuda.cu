@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 28e4c845c30381cf15c66a518108ce4ee9afcaedd6170f27b55c61a1c9256e77
+// Provenance  sha256 6a4e750b0b0c5b097d584aaaaa8496132e31f520ab96dbf039818c0f2ebd6a57
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

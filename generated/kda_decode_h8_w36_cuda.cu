@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 f5587b69759748ccb557143fd43d433510cc420d9d9a1058e8749d30a6eaecf9
+// Provenance  sha256 f5d139edf6b0d688ab0fcb59413e18c898fdf2582e5c7cdd2efa890a84f2fc1d
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

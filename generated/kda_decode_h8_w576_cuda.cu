@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 3940798bf5c07651cd6645bf40f70e7957a7cdc211c17b3db7d0f64f5228ed71
+// Provenance  sha256 eb7c5c3c1eebe1a6f105e2d56ad708c649c04c56589081e42ae0f888bac17546
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 e1a6f551b3bdacda76e0608bc96ad46999de8b81f90a3d50ded845c4cf364e2e
+// Provenance  sha256 1a1bb96ce52ef8fa569b027bcf6b72461d695ebcc371b7c19124c26d6122a936
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 6abe3bdbb2c1b57f9f68657a155c369ec27dbf35f06d5a600c0c4719a26aae0f
+// Provenance  sha256 e243be4589703aa131f9d610b9a838da0bd164d16d496c08c7c903f38e760461
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

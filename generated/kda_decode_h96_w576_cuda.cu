@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 5e7d9483129f20d12de5759d1f6b011077e455f5b536fd697b0e478b19c560d0
+// Provenance  sha256 6b6f9ded4864bec89b7a1c05b733db9033d91901ae42c2ef2a577192291cdbf6
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
