@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 c122e37263ffe473c299a82fb9d33ee18fad297f1a14b4f081f2cef0dc75e611
+// Provenance  sha256 5aa8b6cf084fc5782cd60563d28976600350556fdfadc8ad92fbd7c7a4be7bb1
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -23,7 +23,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 a72d68b87cde3e83d3f6b09e20d059c377c7e71361931d6619403ac19f402b79
+// Provenance  sha256 ebe6f580511ed84a3fbc0990e8b985ff85df5a6eaa37a3f3488b57a89dab7a8a
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -79,7 +79,8 @@ constexpr int kRowsPerLane = 8;
 constexpr int kRowsPerWorkgroup = kDim / kTeam;
 constexpr int kRowsTogether = 2;  // rows whose dot products are reduced together
 constexpr int kLanesPerSum = kLanesPerRow / kRowsTogether;  // lanes that end with the same row's sums
-constexpr unsigned kLookahead = 99;  // workgroups ahead that are prefetched for
+constexpr unsigned kLookahead = 99;  // how far ahead a workgroup prefetches for another
+constexpr unsigned kLeaders = 132;  // the first workgroups, which prefetch for themselves
 constexpr int kParts = 2;  // 16-byte accesses per lane and row
 constexpr int kColumnPairs = 2 * kParts;  // pairs of state columns per lane
 
@@ -124,11 +125,20 @@ DEVICE void workgroup_barrier() { __syncthreads(); }
 
 // A hint that costs no register and no wait.
 DEVICE void prefetch(const void *a) { asm volatile("prefetch.global.L2 [%0];" ::"l"(a)); }
-// Evicted last until a store says otherwise: lines that wait to be read outlive those that wait to be written back.
+// The state is evicted last from the prefetch to the store: lines that wait to be read outlive those that wait to be
+// written back. The store gives them back: left as they are, they would stay when the kernel has ended.
+DEVICE unsigned long long evict_last() {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+DEVICE unsigned long long evict_normal() {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 DEVICE void prefetch_bulk(const void *a, unsigned bytes) {
-  asm volatile(
-      "{\n\t.reg .b64 last;\n\tcreatepolicy.fractional.L2::evict_last.b64 last, 1.0;\n\t"
-      "cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, last;\n\t}" ::"l"(a), "r"(bytes));
+  asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(a), "r"(bytes), "l"(evict_last()));
 }
 // Not through the L1, which would keep it for the load that counts.
 DEVICE int peek(const int *a) {
@@ -192,7 +202,11 @@ DEVICE f32x2 load_f32_pair(const float *a) {
 DEVICE unsigned scalar_offset(unsigned elements) { return elements; }
 
 // The state is touched once per token: 16 bytes at a time. `base` is the same for the whole warp.
-DEVICE void store_state(float *base, unsigned lane, f32x4 four) { *reinterpret_cast<f32x4 *>(base + lane) = four; }
+DEVICE void store_state(float *base, unsigned lane, f32x4 four) {
+  asm volatile("st.global.L2::cache_hint.v4.f32 [%0], { %1, %2, %3, %4 }, %5;" ::"l"(base + lane), "f"(four[0]),
+               "f"(four[1]), "f"(four[2]), "f"(four[3]), "l"(evict_normal())
+               : "memory");
+}
 
 // A phase of an arrival barrier is over when all bytes that one thread said to expect have arrived.
 DEVICE unsigned lds_address(const void *a) { return static_cast<unsigned>(__cvta_generic_to_shared(a)); }
@@ -220,10 +234,11 @@ DEVICE void await_bytes(unsigned long long *barrier, int phase) {
 }
 
 DEVICE void copy_to_lds(float *to, const float *from, unsigned bytes, unsigned long long *barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%1], [%2], %3, [%0];" ::"r"(
-                   lds_address(barrier)),
-               "r"(lds_address(to)), "l"(from), "r"(bytes)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%1], [%2], %3, [%0], %4;"
+      :
+      : "r"(lds_address(barrier)), "r"(lds_address(to)), "l"(from), "r"(bytes), "l"(evict_last())
+      : "memory");
 }
 
 // The sum over the 16 lanes of a row group, in every lane of it: xor 1, xor 2, xor 4, xor 8.
@@ -624,16 +639,21 @@ DEVICE void prefetch_inputs(const KdaDecodeParams &p, const Work &work) {
   const int channel = work.head * kDim + 2 * work.pair;
   if (work.section == kGates) {
     prefetch(p.raw_g + work.row * p.raw_g_row_stride + channel);
-    prefetch(p.dt_bias + channel);
     prefetch(p.raw_beta + work.row * p.raw_beta_row_stride + work.head);
-    prefetch(p.A_log + work.head);
-    prefetch(slot_of(p, work.row));
-    if constexpr (kOutputNorm) {
-      prefetch(p.output_gate + work.row * p.output_gate_row_stride + channel);
-      prefetch(p.norm_weight + 2 * work.pair);
-    }
+    if constexpr (kOutputNorm) prefetch(p.output_gate + work.row * p.output_gate_row_stride + channel);
   } else {
     prefetch(p.x + work.row * p.x_row_stride + work.section * kChannels + channel);
+  }
+}
+
+template <bool kOutputNorm>
+DEVICE void prefetch_weights(const KdaDecodeParams &p, const Work &work) {
+  const int channel = work.head * kDim + 2 * work.pair;
+  if (work.section == kGates) {
+    prefetch(p.dt_bias + channel);
+    prefetch(p.A_log + work.head);
+    if constexpr (kOutputNorm) prefetch(p.norm_weight + 2 * work.pair);
+  } else {
 #pragma unroll
     for (int tap = 0; tap < kTaps; ++tap) prefetch(p.weight + (work.section * kTaps + tap) * kChannels + channel);
     if (p.bias != nullptr) prefetch(p.bias + work.section * kChannels + channel);
@@ -653,10 +673,10 @@ DEVICE void prefetch_slot(const KdaDecodeParams &p, int slot, const Work &work) 
 }
 
 // What a later workgroup of this launch will ask for, so that memory is never idle while workgroups compute.
-template <bool kConvDs>
+template <bool kOutputNorm, bool kConvDs>
 DEVICE void prefetch_ahead(const KdaDecodeParams &p, const Work &work) {
   const unsigned workgroup = workgroup_index() + kLookahead;
-  if (workgroup >= workgroups()) return;
+  if (workgroup < kLeaders || workgroup >= workgroups()) return;
   const Work ahead = work_of(p, work.thread, workgroup);
   prefetch_slot<kConvDs>(p, peek(slot_of(p, ahead.row)), ahead);
 }
@@ -669,8 +689,11 @@ KERNEL void kda_decode_h12_cuda(KdaDecodeParams p) {
   if (work.thread == kCopyThread) make_arrival_barrier(&lds.arrived);
 
   // While the kernel before still runs: into the L2 alone, where it may yet change what lies there.
-  prefetch_inputs<kOutputNorm>(p, work);
-  if (workgroup_index() < kLookahead) prefetch_slot<kConvDs>(p, peek(slot_of(p, work.row)), work);
+  if (workgroup_index() < kLeaders) {
+    prefetch_inputs<kOutputNorm>(p, work);
+    prefetch_weights<kOutputNorm>(p, work);
+    prefetch_slot<kConvDs>(p, peek(slot_of(p, work.row)), work);
+  }
   wait_for_previous_kernel();
   let_next_kernel_start();
 
@@ -692,7 +715,7 @@ KERNEL void kda_decode_h12_cuda(KdaDecodeParams p) {
   }
   const FromSlot from_slot = load_from_slot<kConvDs>(lds, p, slot, work, 0);
   pin_issue_order();
-  prefetch_ahead<kConvDs>(p, work);
+  prefetch_ahead<kOutputNorm, kConvDs>(p, work);
 
   if (work.section == kGates) {
     publish(lds, work, decay_of<kBoundedGate>(gates, a_log, p.lower_bound));

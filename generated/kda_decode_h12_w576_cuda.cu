@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 9ca9c7bd9a8fe9f6a28723dc2bdf69e5d6f783bf19ea1d06f65671f8034031ad
+// Provenance  sha256 97c7b381ea94a3de2188130b044499b69e281518024d0f07cba87ecd11975b50
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -80,7 +80,8 @@ constexpr int kRowsPerLane = 4;
 constexpr int kRowsPerWorkgroup = kDim / kTeam;
 constexpr int kRowsTogether = 2;  // rows whose dot products are reduced together
 constexpr int kLanesPerSum = kLanesPerRow / kRowsTogether;  // lanes that end with the same row's sums
-constexpr unsigned kLookahead = 132;  // workgroups ahead that are prefetched for
+constexpr unsigned kLookahead = 132;  // how far ahead a workgroup prefetches for another
+constexpr unsigned kLeaders = 132;  // the first workgroups, which prefetch for themselves
 constexpr int kParts = 2;  // 16-byte accesses per lane and row
 constexpr int kColumnPairs = 2 * kParts;  // pairs of state columns per lane
 
@@ -218,9 +219,9 @@ DEVICE void await_bytes(unsigned long long *barrier, int phase) {
 }
 
 DEVICE void copy_to_lds(float *to, const float *from, unsigned bytes, unsigned long long *barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%1], [%2], %3, [%0];" ::"r"(
-                   lds_address(barrier)),
-               "r"(lds_address(to)), "l"(from), "r"(bytes)
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%1], [%2], %3, [%0];"
+               :
+               : "r"(lds_address(barrier)), "r"(lds_address(to)), "l"(from), "r"(bytes)
                : "memory");
 }
 
@@ -645,16 +646,21 @@ DEVICE void prefetch_inputs(const KdaDecodeParams &p, const Work &work) {
   const int channel = work.head * kDim + 2 * work.pair;
   if (work.section == kGates) {
     prefetch(p.raw_g + work.row * p.raw_g_row_stride + channel);
-    prefetch(p.dt_bias + channel);
     prefetch(p.raw_beta + work.row * p.raw_beta_row_stride + work.head);
-    prefetch(p.A_log + work.head);
-    prefetch(slot_of(p, work.row));
-    if constexpr (kOutputNorm) {
-      prefetch(p.output_gate + work.row * p.output_gate_row_stride + channel);
-      prefetch(p.norm_weight + 2 * work.pair);
-    }
+    if constexpr (kOutputNorm) prefetch(p.output_gate + work.row * p.output_gate_row_stride + channel);
   } else {
     prefetch(p.x + work.row * p.x_row_stride + work.section * kChannels + channel);
+  }
+}
+
+template <bool kOutputNorm>
+DEVICE void prefetch_weights(const KdaDecodeParams &p, const Work &work) {
+  const int channel = work.head * kDim + 2 * work.pair;
+  if (work.section == kGates) {
+    prefetch(p.dt_bias + channel);
+    prefetch(p.A_log + work.head);
+    if constexpr (kOutputNorm) prefetch(p.norm_weight + 2 * work.pair);
+  } else {
 #pragma unroll
     for (int tap = 0; tap < kTaps; ++tap) prefetch(p.weight + (work.section * kTaps + tap) * kChannels + channel);
     if (p.bias != nullptr) prefetch(p.bias + work.section * kChannels + channel);
@@ -674,10 +680,10 @@ DEVICE void prefetch_slot(const KdaDecodeParams &p, int slot, const Work &work) 
 }
 
 // What a later workgroup of this launch will ask for, so that memory is never idle while workgroups compute.
-template <bool kConvDs>
+template <bool kOutputNorm, bool kConvDs>
 DEVICE void prefetch_ahead(const KdaDecodeParams &p, const Work &work) {
   const unsigned workgroup = workgroup_index() + kLookahead;
-  if (workgroup >= workgroups()) return;
+  if (workgroup < kLeaders || workgroup >= workgroups()) return;
   const Work ahead = work_of(p, work.thread, workgroup);
   prefetch_slot<kConvDs>(p, peek(slot_of(p, ahead.row)), ahead);
 }
@@ -692,8 +698,11 @@ KERNEL void kda_decode_h12_w576_cuda(KdaDecodeParams p) {
   team_begin();
 
   // While the kernel before still runs: into the L2 alone, where it may yet change what lies there.
-  prefetch_inputs<kOutputNorm>(p, work);
-  if (workgroup_index() < kLookahead) prefetch_slot<kConvDs>(p, peek(slot_of(p, work.row)), work);
+  if (workgroup_index() < kLeaders) {
+    prefetch_inputs<kOutputNorm>(p, work);
+    prefetch_weights<kOutputNorm>(p, work);
+    prefetch_slot<kConvDs>(p, peek(slot_of(p, work.row)), work);
+  }
   wait_for_previous_kernel();
   let_next_kernel_start();
 
@@ -715,7 +724,7 @@ KERNEL void kda_decode_h12_w576_cuda(KdaDecodeParams p) {
   }
   const FromSlot from_slot = load_from_slot<kConvDs>(lds, p, slot, work, 0);
   pin_issue_order();
-  prefetch_ahead<kConvDs>(p, work);
+  prefetch_ahead<kOutputNorm, kConvDs>(p, work);
 
   if (work.section == kGates) {
     publish(lds, work, decay_of<kBoundedGate>(gates, a_log, p.lower_bound));

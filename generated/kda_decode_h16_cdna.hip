@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 b2996ec2b3666abe85896e9688cf0af3dd9cd857c79e85c88b6d8068e4fcade4
+// Provenance  sha256 a77d9ad96fed7b2825d0eb64b8b3923b102dc9655ed8586d977b10bcf7cf4e1a
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

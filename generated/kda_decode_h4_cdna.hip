@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 c09a2fd98dd38a5ea23cecb07a77241131446b38d278f62c6efbf766ea21a4d2
+// Provenance  sha256 8c56596dae24c9ee207606ca246fb71b68629fb72e469a855a5f220897c70195
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

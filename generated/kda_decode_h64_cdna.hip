@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 8de4a7c370d0605de41aea837a0d937b5fcaf2ae40174e5b48a2f82a88aa6df2
+// Provenance  sha256 162badf8f79915a998d6ee384ce213596533cb69a4a7c072636e816bea8b79f4
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

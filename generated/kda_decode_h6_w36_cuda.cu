@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 ed01f46d2a5c6d815e1f890d034c2e7c3f40963815b5fbb0abc76628ba6e9517
+// Provenance  sha256 11107e0b43295df939db1928a56b0df7029280f22034a2cf64349fe09734fc5c
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -216,9 +216,9 @@ DEVICE void await_bytes(unsigned long long *barrier, int phase) {
 }
 
 DEVICE void copy_to_lds(float *to, const float *from, unsigned bytes, unsigned long long *barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%1], [%2], %3, [%0];" ::"r"(
-                   lds_address(barrier)),
-               "r"(lds_address(to)), "l"(from), "r"(bytes)
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%1], [%2], %3, [%0];"
+               :
+               : "r"(lds_address(barrier)), "r"(lds_address(to)), "l"(from), "r"(bytes)
                : "memory");
 }
 
@@ -648,15 +648,21 @@ DEVICE void prefetch_inputs(const KdaDecodeParams &p, const Work &work) {
   const int channel = work.head * kDim + 2 * work.pair;
   if (work.section == kGates) {
     prefetch(p.raw_g + work.row * p.raw_g_row_stride + channel);
-    prefetch(p.dt_bias + channel);
     prefetch(p.raw_beta + work.row * p.raw_beta_row_stride + work.head);
-    prefetch(p.A_log + work.head);
-    if constexpr (kOutputNorm) {
-      prefetch(p.output_gate + work.row * p.output_gate_row_stride + channel);
-      prefetch(p.norm_weight + 2 * work.pair);
-    }
+    if constexpr (kOutputNorm) prefetch(p.output_gate + work.row * p.output_gate_row_stride + channel);
   } else {
     prefetch(p.x + work.row * p.x_row_stride + work.section * kChannels + channel);
+  }
+}
+
+template <bool kOutputNorm>
+DEVICE void prefetch_weights(const KdaDecodeParams &p, const Work &work) {
+  const int channel = work.head * kDim + 2 * work.pair;
+  if (work.section == kGates) {
+    prefetch(p.dt_bias + channel);
+    prefetch(p.A_log + work.head);
+    if constexpr (kOutputNorm) prefetch(p.norm_weight + 2 * work.pair);
+  } else {
 #pragma unroll
     for (int tap = 0; tap < kTaps; ++tap) prefetch(p.weight + (work.section * kTaps + tap) * kChannels + channel);
     if (p.bias != nullptr) prefetch(p.bias + work.section * kChannels + channel);
@@ -687,6 +693,7 @@ KERNEL void kda_decode_h6_w36_cuda(KdaDecodeParams p) {
   // While the kernel before still runs: into the L2 alone, where it may yet change what lies there.
   const int likely_slot = peek(slot_of(p, work.row));
   prefetch_inputs<kOutputNorm>(p, work);
+  prefetch_weights<kOutputNorm>(p, work);
   prefetch_slot<kConvDs>(p, likely_slot, work);
   wait_for_previous_kernel();
   let_next_kernel_start();

@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 bc5af0da7bf3940ae89019bb05383cda3ac28fcfab7c3c9b2996a3d8bf4ef578
+// Provenance  sha256 cb0a7da5b822f7c9e0476502d0ecd94b188284f845ca29ede2921c06b934f38f
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

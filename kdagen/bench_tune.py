@@ -50,8 +50,8 @@ def _choices() -> Iterator[Tuning]:
     for (waves, team, together), prefetch in product(small, slots):
         yield Tuning(waves, team, together, SliceIn.LDS, prefetch)
     # In LDS, large batches: the L2 filled for the workgroups that come next.
-    for (team, lookahead), prefetch in product(((1, 66), (1, 99), (1, 132), (2, 99), (2, 132), (2, 165)), slots):
-        yield Tuning(4, team, 2, SliceIn.LDS, prefetch, lookahead)
+    for team, lookahead, prefetch, inputs in product((1, 2), (66, 99, 132), slots, (False, True)):
+        yield Tuning(4, team, 2, SliceIn.LDS, prefetch, lookahead, inputs)
 
 
 @dataclass(frozen=True)

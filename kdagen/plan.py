@@ -147,6 +147,10 @@ def _check(tuning: Tuning, target: Target) -> None:
         raise PlanError(f"lookahead: expected an int of 0 or more, got {tuning.lookahead!r}")
     if tuning.lookahead and not tuning.prefetches_slot:
         raise PlanError(f"lookahead: expected 0 without a prefetch of the slot, got {tuning.lookahead}")
+    if not isinstance(tuning.inputs_ahead, bool):
+        raise PlanError(f"inputs_ahead: expected True or False, got {tuning.inputs_ahead!r}")
+    if tuning.inputs_ahead and not tuning.lookahead:
+        raise PlanError("inputs_ahead: expected False without a lookahead, got True")
     for field, used, feature in (
         ("workgroups_per_head", tuning.has_team, Feature.CLUSTERS),
         ("slice_in", tuning.slice_in_lds, Feature.BULK_COPIES),

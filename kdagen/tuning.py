@@ -24,6 +24,12 @@ class Prefetch(enum.Enum):
     """The same; the state stays in the L2 until it is written."""
 
 
+LEADERS = 132
+"""Workgroups that prefetch for themselves where the others are prefetched for: the first on each multiprocessor of an
+H200. With a lookahead of 99, 99 leaders took 26.9 us and 132 took 26.6 for 64 rows of 12 heads, 201.5 and 200.3 for 64
+of 96 (H200, 2026-12-02)."""
+
+
 @dataclass(frozen=True)
 class Tuning:
     """What a table row may choose.
@@ -35,6 +41,7 @@ class Tuning:
         slice_in: where the state waits.
         prefetch: what is asked for while waiting for the kernel before.
         lookahead: workgroups ahead in the launch whose slot is prefetched, 0 for none; needs a prefetch of the slot.
+        inputs_ahead: whether their inputs are, too.
     """
 
     min_waves_per_simd: int = 4
@@ -43,6 +50,7 @@ class Tuning:
     slice_in: SliceIn = SliceIn.REGISTERS
     prefetch: Prefetch = Prefetch.NOTHING
     lookahead: int = 0
+    inputs_ahead: bool = False
 
     def __str__(self) -> str:
         parts = [
@@ -53,7 +61,8 @@ class Tuning:
         ]
         if self.prefetches:
             ahead = f" of {_counted(self.lookahead, 'workgroup')} ahead" if self.lookahead else ""
-            parts.append(f"prefetches {'slot' if self.prefetches_slot else 'inputs'}{ahead}")
+            what = "inputs and slot" if self.inputs_ahead else "slot" if self.prefetches_slot else "inputs"
+            parts.append(f"prefetches {what}{ahead}")
         if self.keeps_slot:
             parts.append("has its state evicted last")
         return ", ".join(parts)
@@ -82,6 +91,11 @@ class Tuning:
     def keeps_slot(self) -> bool:
         """Whether the prefetched state is evicted last."""
         return self.prefetch is Prefetch.KEPT_SLOT
+
+    @property
+    def leaders(self) -> int:
+        """The first workgroups, which prefetch for themselves: at least those that no other looks ahead to."""
+        return max(LEADERS, self.lookahead) if self.lookahead else 0
 
     @property
     def trusts_slot(self) -> bool:

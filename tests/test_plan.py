@@ -45,6 +45,8 @@ def test_a_plan_prints_on_one_line():
         (CDNA, Tuning(workgroups_per_head=3), "workgroups_per_head: expected 1, 2, 4 or 8, got 3"),
         (CUDA, Tuning(lookahead=-1), "lookahead: expected an int of 0 or more, got -1"),
         (CUDA, Tuning(lookahead=8), "lookahead: expected 0 without a prefetch of the slot, got 8"),
+        (CUDA, Tuning(inputs_ahead=1), "inputs_ahead: expected True or False, got 1"),
+        (CUDA, Tuning(inputs_ahead=True), "inputs_ahead: expected False without a lookahead, got True"),
         (CUDA, Tuning(rows_together=3), "sums: expected a power of two from 1 to 16, got 3"),
         (CDNA, Tuning(workgroups_per_head=2), "workgroups_per_head: expected 1 on cdna, which has no clusters"),
         (
