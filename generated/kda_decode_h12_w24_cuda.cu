@@ -4,8 +4,8 @@
 // Batches     of rows * heads <= 24, unless a kernel of smaller ones serves them
 // Tuning      at least 4 waves per SIMD, 4 workgroups a head, 2 rows of a lane reduced together, state in LDS,
 //             prefetches slot, has its state evicted last
-// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 1, 2: 2.09 2.40; the upper band's tuning 2.36
-//             2.47
+// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 1, 2: 2.03 2.38; the upper band's tuning 2.37
+//             2.56
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       12 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cuda: sm_90; wave of 32 lanes
@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 f852a21dd4077fd14d52bb1efe972ddc7b56ddcc83c287e0f0a992f6d8605926
+// Provenance  sha256 a0a1e2186fd0a3989ca4b820ba0f863bb95d667b45f0cfc417f3fb9219b2ba88
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

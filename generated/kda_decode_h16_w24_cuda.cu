@@ -4,8 +4,8 @@
 // Batches     of rows * heads <= 24, unless a kernel of smaller ones serves them
 // Tuning      at least 4 waves per SIMD, 4 workgroups a head, 2 rows of a lane reduced together, state in LDS,
 //             prefetches slot, has its state evicted last
-// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 1, 2: 2.09 2.40; the upper band's tuning 2.36
-//             2.47
+// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 1, 2: 2.03 2.38; the upper band's tuning 2.37
+//             2.56
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       16 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cuda: sm_90; wave of 32 lanes
@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 5f3221998ecf172ef8589b0316e290ae700d226da5d5d0e2e226a0ab0b2baa38
+// Provenance  sha256 0c4f3ff33b47baf6720814f752a16ac0ae8504458d52ad66ad5aea2cfc72d982
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

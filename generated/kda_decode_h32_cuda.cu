@@ -3,8 +3,9 @@
 // Variant     kda_decode_h32_cuda: Kimi-Linear (32 heads) at TP 1
 // Tuning      at least 4 waves per SIMD, 1 workgroup a head, 2 rows of a lane reduced together, state in LDS,
 //             prefetches slot of 99 workgroups ahead, has its state evicted last
-// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 64, 128, 256, 512: 27.00 51.59 100.36 198.03;
-//             the lower band's tuning 27.37 52.58 103.49 205.78
+// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 64, 128, 256, 512: 26.32 50.79 99.50 196.74;
+//             the lower band's tuning 26.57 51.15 100.38 198.70; with inputs ahead 26.36 50.77 99.58 197.14, and
+//             96 heads x 128 rows 396.5 in place of 395.2
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       32 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cuda: sm_90; wave of 32 lanes
@@ -23,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 39d5dac931b5c95d0b36dc375a6070ed2f00052052abb58035fef257e95618a3
+// Provenance  sha256 a2e40744369b1fce565592e5e133e8b1883763a11c206cb555ac9851ddf6e262
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -3,9 +3,10 @@
 // Variant     kda_decode_h48_w576_cuda: Kimi-K3 (96 heads) at TP 2
 // Batches     of rows * heads <= 576, unless a kernel of smaller ones serves them
 // Tuning      at least 4 waves per SIMD, 2 workgroups a head, 2 rows of a lane reduced together, state in LDS,
-//             prefetches slot of 132 workgroups ahead
-// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 24, 32, 48: 11.35 14.52 20.98; the lower
-//             band's tuning 12.80 16.68 23.68; the upper band's tuning 11.96 14.94 21.43
+//             prefetches inputs and slot of 132 workgroups ahead, has its state evicted last
+// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 12, 16, 24, 32, 48: 6.83 8.09 11.02 14.38
+//             20.36; the lower band's tuning 7.33 8.24 12.41 15.08 21.36; the upper band's tuning 8.98 9.42 11.53
+//             14.36 20.48
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       48 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cuda: sm_90; wave of 32 lanes
@@ -24,7 +25,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 9ca3d0e3f740fd79d9de924afbd2e51d52cdd838266dd4624ea4f30a4f2507fe
+// Provenance  sha256 f554309f2646e516f489c53f7b85659f4e4b0db40722cea47c0e04ecde125b4e
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
@@ -126,8 +127,20 @@ DEVICE void workgroup_barrier() { __syncthreads(); }
 
 // A hint that costs no register and no wait.
 DEVICE void prefetch(const void *a) { asm volatile("prefetch.global.L2 [%0];" ::"l"(a)); }
+// The state is evicted last from the prefetch to the store: lines that wait to be read outlive those that wait to be
+// written back. The store gives them back: left as they are, they would stay when the kernel has ended.
+DEVICE unsigned long long evict_last() {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+DEVICE unsigned long long evict_normal() {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 DEVICE void prefetch_bulk(const void *a, unsigned bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(a), "r"(bytes));
+  asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(a), "r"(bytes), "l"(evict_last()));
 }
 // Not through the L1, which would keep it for the load that counts.
 DEVICE int peek(const int *a) {
@@ -191,7 +204,11 @@ DEVICE f32x2 load_f32_pair(const float *a) {
 DEVICE unsigned scalar_offset(unsigned elements) { return elements; }
 
 // The state is touched once per token: 16 bytes at a time. `base` is the same for the whole warp.
-DEVICE void store_state(float *base, unsigned lane, f32x4 four) { *reinterpret_cast<f32x4 *>(base + lane) = four; }
+DEVICE void store_state(float *base, unsigned lane, f32x4 four) {
+  asm volatile("st.global.L2::cache_hint.v4.f32 [%0], { %1, %2, %3, %4 }, %5;" ::"l"(base + lane), "f"(four[0]),
+               "f"(four[1]), "f"(four[2]), "f"(four[3]), "l"(evict_normal())
+               : "memory");
+}
 
 // A phase of an arrival barrier is over when all bytes that one thread said to expect have arrived.
 DEVICE unsigned lds_address(const void *a) { return static_cast<unsigned>(__cvta_generic_to_shared(a)); }
@@ -219,10 +236,11 @@ DEVICE void await_bytes(unsigned long long *barrier, int phase) {
 }
 
 DEVICE void copy_to_lds(float *to, const float *from, unsigned bytes, unsigned long long *barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%1], [%2], %3, [%0];"
-               :
-               : "r"(lds_address(barrier)), "r"(lds_address(to)), "l"(from), "r"(bytes)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%1], [%2], %3, [%0], %4;"
+      :
+      : "r"(lds_address(barrier)), "r"(lds_address(to)), "l"(from), "r"(bytes), "l"(evict_last())
+      : "memory");
 }
 
 // The workgroups of a team are a cluster: a member's LDS may be written when the whole team has begun. What is sent is
@@ -685,6 +703,7 @@ DEVICE void prefetch_ahead(const KdaDecodeParams &p, const Work &work) {
   const unsigned workgroup = workgroup_index() + kLookahead;
   if (workgroup < kLeaders || workgroup >= workgroups()) return;
   const Work ahead = work_of(p, work.thread, workgroup);
+  prefetch_inputs<kOutputNorm>(p, ahead);
   prefetch_slot<kConvDs>(p, peek(slot_of(p, ahead.row)), ahead);
 }
 

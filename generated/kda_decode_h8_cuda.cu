@@ -3,8 +3,9 @@
 // Variant     kda_decode_h8_cuda: Kimi-Linear (32 heads) at TP 4; GLM-5.3-Flash at TP 8
 // Tuning      at least 4 waves per SIMD, 1 workgroup a head, 2 rows of a lane reduced together, state in LDS,
 //             prefetches slot of 99 workgroups ahead, has its state evicted last
-// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 64, 128, 256, 512: 27.00 51.59 100.36 198.03;
-//             the lower band's tuning 27.37 52.58 103.49 205.78
+// Why         NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 64, 128, 256, 512: 26.32 50.79 99.50 196.74;
+//             the lower band's tuning 26.57 51.15 100.38 198.70; with inputs ahead 26.36 50.77 99.58 197.14, and
+//             96 heads x 128 rows 396.5 in place of 395.2
 // Kernel      KDA decode, one token per row: conv1d update, gated delta rule and gated RMSNorm in one launch
 // Shape       8 heads, head dim 128, conv width 4; bf16 in and out, fp32 state and arithmetic
 // Target      cuda: sm_90; wave of 32 lanes
@@ -23,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 3c9bb44414e13e866ab80c52e1f8c2610de40da40d88669a32f7c47f62a8dcbc
+// Provenance  sha256 2ba2a08896262a0bafa2811afaca27bc31a3b807de9a2319d90a8bbeac8bcf20
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

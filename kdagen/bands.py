@@ -27,12 +27,12 @@ BANDS: dict[str, tuple[Band, ...]] = {
                 prefetch=Prefetch.KEPT_SLOT,
             ),
             reason=(
-                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 1, 2: 2.09 2.40; the upper band's "
-                "tuning 2.36 2.47"
+                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 1, 2: 2.03 2.38; the upper band's "
+                "tuning 2.37 2.56"
             ),
         ),
         Band(
-            most_work=36,
+            most_work=48,
             tuning=Tuning(
                 min_waves_per_simd=6,
                 workgroups_per_head=2,
@@ -41,22 +41,35 @@ BANDS: dict[str, tuple[Band, ...]] = {
                 prefetch=Prefetch.SLOT,
             ),
             reason=(
-                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 3: 2.76; the lower band's tuning "
-                "3.12; the upper band's tuning 2.94"
+                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 3, 4: 2.81 3.25; the lower band's "
+                "tuning 3.02 3.42; the upper band's tuning 3.04 3.26"
             ),
         ),
         Band(
-            most_work=192,
+            most_work=72,
             tuning=Tuning(
                 min_waves_per_simd=6,
+                rows_together=2,
+                slice_in=SliceIn.LDS,
+                prefetch=Prefetch.SLOT,
+            ),
+            reason=(
+                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 6: 3.93; the lower band's tuning "
+                "4.28; the upper band's tuning 4.25"
+            ),
+        ),
+        Band(
+            most_work=96,
+            tuning=Tuning(
+                min_waves_per_simd=6,
+                workgroups_per_head=2,
                 rows_together=2,
                 slice_in=SliceIn.LDS,
                 prefetch=Prefetch.KEPT_SLOT,
             ),
             reason=(
-                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 4, 6, 8, 12, 16: 3.13 3.77 4.54 7.10 "
-                "8.12; the lower band's tuning 3.16 4.20 4.70 7.47 8.55; the upper band's tuning 3.40 4.71 "
-                "5.47 6.98 8.29"
+                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 8: 4.51; the lower band's tuning "
+                "4.68; the upper band's tuning 5.47"
             ),
         ),
         Band(
@@ -65,12 +78,14 @@ BANDS: dict[str, tuple[Band, ...]] = {
                 workgroups_per_head=2,
                 rows_together=2,
                 slice_in=SliceIn.LDS,
-                prefetch=Prefetch.SLOT,
+                prefetch=Prefetch.KEPT_SLOT,
                 lookahead=132,
+                inputs_ahead=True,
             ),
             reason=(
-                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 24, 32, 48: 11.35 14.52 20.98; the "
-                "lower band's tuning 12.80 16.68 23.68; the upper band's tuning 11.96 14.94 21.43"
+                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 12, 16, 24, 32, 48: 6.83 8.09 11.02 "
+                "14.38 20.36; the lower band's tuning 7.33 8.24 12.41 15.08 21.36; the upper band's tuning "
+                "8.98 9.42 11.53 14.36 20.48"
             ),
         ),
         Band(
@@ -82,8 +97,9 @@ BANDS: dict[str, tuple[Band, ...]] = {
                 lookahead=99,
             ),
             reason=(
-                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 64, 128, 256, 512: 27.00 51.59 "
-                "100.36 198.03; the lower band's tuning 27.37 52.58 103.49 205.78"
+                "NVIDIA H200, 2026-12-02, us a layer at 12 heads, rows 64, 128, 256, 512: 26.32 50.79 99.50 "
+                "196.74; the lower band's tuning 26.57 51.15 100.38 198.70; with inputs ahead 26.36 50.77 "
+                "99.58 197.14, and 96 heads x 128 rows 396.5 in place of 395.2"
             ),
         ),
     ),
