@@ -21,7 +21,7 @@ class Prefetch(enum.Enum):
     SLOT = "slot"
     """The inputs and all that the row's slot holds."""
     KEPT_SLOT = "slot, evicted last"
-    """The same; the state stays in the L2 until it is written."""
+    """The same; the state is evicted last from the L2, until it is stored."""
 
 
 LEADERS = 132
