@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 5aa8b6cf084fc5782cd60563d28976600350556fdfadc8ad92fbd7c7a4be7bb1
+// Provenance  sha256 6853fdb64dba6547171d1aa5e4fc043269b19394f580e707542fd6d46cb6874b
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 a033aafc3214bad576733f80ad80292ea1cfdea1f956aea26849bdc864469584
+// Provenance  sha256 9e07e718b9fe92263706bcbeb1535c56314587b42297b7cb880f0a7801b24b10
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

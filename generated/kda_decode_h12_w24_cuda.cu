@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 a0a1e2186fd0a3989ca4b820ba0f863bb95d667b45f0cfc417f3fb9219b2ba88
+// Provenance  sha256 8cc2fdd45289012fa8c8176846c928e567b4b732266306a9c7cf0cc85c06db1f
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 16e5c1dfa7d3416463072a33765ce08f25fed48bbc95d3231e7b5a53ee3f802f
+// Provenance  sha256 96e8db31af0d6068648fed43e0e468a95d712b83e97d04b8f34d33e67536916e
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -25,7 +25,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 3de9c193f18bb503a05312ec49d95c463d9259af5e1d27c7f4670f1b4707fd13
+// Provenance  sha256 a3cb2414c00ee2d29514e4747aaa3054e69318e2f805187aeae62c330d10144a
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

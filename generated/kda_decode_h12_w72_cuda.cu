@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 7cfafb8a8b9146e02a1072ca1e781a62ebf4d0551cc4d57505592b57bb871b76
+// Provenance  sha256 07f913d963da6335b0433e1bd68f273c9603e5871bbda342a8b633eae14dda79
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 3ab7cb3c7562896aff4825544059590fd63c780188484af7e5136678b9c9630e
+// Provenance  sha256 e0b42e0dc83fdcba5bfc511baef297cfabed0ef3e3553b89950a91b6a2e543f4
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 a77d9ad96fed7b2825d0eb64b8b3923b102dc9655ed8586d977b10bcf7cf4e1a
+// Provenance  sha256 70c6297e1a515d8259417917db322632c3939710917aa86b73de081ed3753110
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 795e6d5f99e3e35b94caf451cc713f5e987440676e03a8e71831e5bca4c1ba0b
+// Provenance  sha256 cddf0478e50b9e261762d2010e13d67ae64c1cf9034c8943d3b6392a4ed6a093
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

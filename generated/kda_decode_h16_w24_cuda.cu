@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 0c4f3ff33b47baf6720814f752a16ac0ae8504458d52ad66ad5aea2cfc72d982
+// Provenance  sha256 978ebafa07f142d3b514e7f2a20913906c36045844bcf7daf222bf46f0011d2c
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 2900a34951d2c64e378fbc7b0f5616814fb58a480a9bf4ac7104b60ffabc3e09
+// Provenance  sha256 b39ab62fba6f5658e889db93f6b0b97952f5bb8837b8bbc468189b90734ec265
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -25,7 +25,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 b9e849e574ccee2a77dcde23121779ebe446f5e886406c2c9ba3f863f8514580
+// Provenance  sha256 3375c493f2f8b11e4d1dec124f30d3958e2153cba62382090488fcdd78ce1072
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 450aa92f276be3ab534623a4f073efd9d6ef00534495e3393ceab626358841cf
+// Provenance  sha256 00212dc9e21f58fe46cf2441c1643c4bcb7fac4d8d0b13cc59e092967a1e690f
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

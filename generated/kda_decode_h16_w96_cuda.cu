@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 524006548607383e0e1ff325f88b2e8f43c5ca7d102ed8c515ec7fddd6d1b5a3
+// Provenance  sha256 f1b828bdfb109c913980190e5c362f8e9b7c51d02b1cb227acebc59275206f12
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

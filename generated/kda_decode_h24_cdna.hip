@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 67d3e4c1b1373e6e0883062e5a7aef3c1a7ea5f7b4b67ec7b13d81ba0c4ec8b8
+// Provenance  sha256 df1037ceb5e03238dc1dc58509223bbf54a9ad305df7be36c970148640873390
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 f39e1e5bd40de81b671e6dff71e123abacd0a686218c0d7a03c5d2a880582c05
+// Provenance  sha256 243d6f48f092e9efdda3af01c7c8adbc9bf7dab553086e9b23dd5b6ebc4dd622
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

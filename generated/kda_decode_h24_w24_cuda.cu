@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 5d7cd345166bb8934ef0a342aa2cc577c5d744b1e55ae20043776064175251d7
+// Provenance  sha256 3221d7a4aaf8823e5d37353ac9dd244630c8dc4d022e154e31be75ed87549602
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 5f9fcc23293b425f542384dcd780ec16e9de4ccda50ed6a4958dfef8918989c8
+// Provenance  sha256 3006ccae6264b611abb314d1213df422d3ac4da9dbd25ed8e4333924b6609142
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -25,7 +25,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 4ce54de5f4aed288fa9bd2d8301915963c0d5495c5347479073149b75cb23a16
+// Provenance  sha256 ecc9a15e4ab6a76c8ff9ea4f7423cbce3af5e64794a8e399919747f0e62e96b5
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

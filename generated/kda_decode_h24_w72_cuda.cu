@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 2458988e0df75b9280edd581a2938c7129aeda972b4589723b0bdadba8a4ca41
+// Provenance  sha256 e629565344cfffec96d99fb703d288d785c13024f2c8d8082478ccfa923e7899
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 4ae2d58fa79e7428059d9d208a75071c2eec8fc52375655d6f2ca783a23e561b
+// Provenance  sha256 506218f2b5529086b266315d608428713151b0323eed9eef88d4cf5e6e819943
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 5bc0b82c061c210e375e875100d584d12d0f9586ade2734ae0993468d548f5e1
+// Provenance  sha256 d6d3a2b636991659432747db5d4d7e30c1e533e4c9fa5e3cb00da037847ca9f2
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

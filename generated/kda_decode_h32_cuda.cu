@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 a2e40744369b1fce565592e5e133e8b1883763a11c206cb555ac9851ddf6e262
+// Provenance  sha256 9ae38d8dbc10ea09f3f1c3635e3db3688acc1eac9e0621d57b0ca699449842f2
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

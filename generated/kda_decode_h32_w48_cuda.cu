@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 d82611a53c2fc199d53e3c53f6badf49d5266ea03d493b16fb8a1c403bd898e2
+// Provenance  sha256 a6ab7e59b4c56582a5574a55ffa495ffa36896a20f44dfd6d62b478ab3f96e21
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

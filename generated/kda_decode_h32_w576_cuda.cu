@@ -25,7 +25,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 f004cb675f642074cbd6d73eaa97da3c01f103b8f194ed88fa42f7ad0eb4fa00
+// Provenance  sha256 bac8cc8eb5e2251bd15b34b5b1100199b0310659eda8c0899bb4b5388d9089cc
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

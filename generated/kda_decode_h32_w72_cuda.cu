@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 ae2756739a54f205d733fa847cf67008305df110f75d803a429a1ce9f3f405bc
+// Provenance  sha256 0dc4311a06af94fc138abf5838418145a2056392e612352a3ab53b898465725d
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

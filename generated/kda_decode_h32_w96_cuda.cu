@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 14c8f87feca566a43fc2412085e5418c25b7a78e92a896f2c136b8aaef909c1f
+// Provenance  sha256 f4be7be068fa9b3fc040f928a57bf2439936c973b15babb5d997527a9c1ae2d5
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

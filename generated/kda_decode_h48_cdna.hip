@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 e34c6bd31879ae42550c2390fb0284bf04d91a949a8f69ea83ca7b0062849ca7
+// Provenance  sha256 be5e6fb319c7a63b7333daf48ac0582c958a31d087912f66340932aa111c86cb
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

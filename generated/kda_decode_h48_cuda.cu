@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 4710c5161eed46dc03fb94febb29d784ba1f767c4afb25bd07ddcbd887a9762b
+// Provenance  sha256 874b8d3892ee93c494157876b443a4e7975891f025c56134c5b7cc24a6f8dce1
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

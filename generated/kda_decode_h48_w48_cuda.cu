@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 c6808d17aa04fdb2724cd3a5871b84fd679b2619210c35333b3147df64881687
+// Provenance  sha256 e06750b4a165270f7ce35660e18d95448bc17212c6236872887ff6a62164acaf
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

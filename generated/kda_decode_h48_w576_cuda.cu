@@ -25,7 +25,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 f554309f2646e516f489c53f7b85659f4e4b0db40722cea47c0e04ecde125b4e
+// Provenance  sha256 f4308951d856314cae90c9702536794d7ce279147d2c1eecb665fce77c5e11fc
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

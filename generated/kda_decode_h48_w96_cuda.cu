@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 f85297c52485cbeefde08c9c46a54c0b6aaa17d1f45fc9f813b483fc1f047eb3
+// Provenance  sha256 628ac8c871617cbb14d5bed09ff9f43b39aa2a87a462b815fad9549e150e8bda
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 8c56596dae24c9ee207606ca246fb71b68629fb72e469a855a5f220897c70195
+// Provenance  sha256 c53a34bc0a53041e62769be9c6d1495322421248ec50b46f4d149a1de9a5d9a8
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 6ef9478991dbe4cc846f6450d2102b37858b2d63023d31be4a6768b3b44d0ba9
+// Provenance  sha256 9e0fa5219dcc75d4e6a3c24afbae8fb90bf009e4fc3c101fcfa2245d9c61aec1
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 115c08a67b72a14def9d6899dded477550f32b98f48da09ef64ab97a54c5980e
+// Provenance  sha256 069a83ad810157c7f2486a3b00a8b911540555f58b2b28c143bece4313d27cf6
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 2f16b2c7d57ab24b0018a225c021590b1a7c160ba1f13a86e903ac17dead9a4a
+// Provenance  sha256 594dabfc3182b00167c5afb88bd39a0ab69d0e5c125d51f292c0262c0f7fa3f0
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -25,7 +25,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 03d6da6fc2bf3d0a38f4ee53ae6406605cfedac36536552365da85deb77c70c3
+// Provenance  sha256 3aab3a660c03a9ae681659e4c1a6f0514b87598eb4fcacebb9a40e2ff973d17d
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

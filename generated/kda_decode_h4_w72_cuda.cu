@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 811aadfd5f1e3c7441683e1e5f55fe0136f6b85755ae572182edd7bbec01aea4
+// Provenance  sha256 7fdad0a4d150117560fb1324c7c5ff5373f1487fbaaa0546d95ed272aaf73224
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

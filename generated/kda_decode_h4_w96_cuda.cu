@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 ba7abb8d7782e660c363ac07d3a42cae6cfb127210c1eb0d29cbdd35ee1e7a2c
+// Provenance  sha256 669ac0bf871efd10c8f4ba67c4382fddb77dd219f42088a6af94755da52e7567
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 162badf8f79915a998d6ee384ce213596533cb69a4a7c072636e816bea8b79f4
+// Provenance  sha256 5fc8641f60f99edc4c8fe3c28f9937561a6fc8a0fa28b291d2b56bf065fa2bf8
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

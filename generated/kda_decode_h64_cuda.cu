@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 c289096b97d55f59312dec6777868b505fc605965f304df9a3d1ce36d2f71554
+// Provenance  sha256 bbe7375512b8524eb82058d83611957876d3802f38a222b27d7deab108a08bc1
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

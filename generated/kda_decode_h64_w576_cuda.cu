@@ -25,7 +25,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 a4cfed63493f92e9a9b69f9a7ebc9681950a3631daf9c7b17cb35b3aed8467ad
+// Provenance  sha256 f2ad5a2100822d767d8e73b563f5f7fc180deeea40377d826fc7efd04de0ccc7
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 244ffbfa61331a397b25832d029b2011de0fee5de8be76a12f9fa9e6724ca034
+// Provenance  sha256 cc060179060f246fc557201785d93edbaa82151dd58d8c31367bbe3ec1352e81
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 e28653e0508484ab61b923b5aec05358a4b41d31dc961e77e02288e328b2bc59
+// Provenance  sha256 97bd57542223db3171bebb12a806db728f480b5b6efc2a8ac8b452f0ac0246aa
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

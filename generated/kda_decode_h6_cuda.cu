@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 45c8d9d68cf91e7a4af1f1ba76e05e2e6030c33a03a758aad2722e603651128c
+// Provenance  sha256 cd37d6304bf365598271e5e94e92596161fdf7e176fe8f1ff6fb3d2245dbe199
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 badefd87d733172aca644cdf738bdf9ccba988fd4267daba88f01371a56ce4f4
+// Provenance  sha256 7426ddab1403daa09febda6f4cc61939c16d53ce4e522b8eab3275999100a960
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 3ce419271b74cd71a49c16c869b1e31ca0feb6adda11982b5992d0c3d07202c2
+// Provenance  sha256 d4688a607bb0680122bf86c286b51e35b730b924c48f38811c93f6562346c31b
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

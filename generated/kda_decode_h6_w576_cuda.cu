@@ -25,7 +25,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 3c225b16e4d19307692fcdcf3624fea9aecdea62b6183dcec8fd0ad94f62015c
+// Provenance  sha256 2d9c93d8cb84a6ff824de3b604374618043907fb6c093a71cf9c488de8d2e78b
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

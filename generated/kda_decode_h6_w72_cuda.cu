@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 c1dbf00d1f5dbd7a280b4ecb27b98fa304847f82468e984070a446ee91990551
+// Provenance  sha256 7482fbad8f6d8c5e2d020dcef0cefb287df7864d2469afd407342ddb6b91fd91
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

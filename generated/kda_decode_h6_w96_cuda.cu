@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 0f0ea92d0e6946f411c22d8b3b97458ec68c7e44d08b9bc94f28a73461cd60c4
+// Provenance  sha256 9aa05e9c7c87855c97a516e72a8ba3e27790141c3407af278004938aa503cbfd
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

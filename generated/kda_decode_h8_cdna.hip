@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 b6bb00c6a3b36101a57c8b6b32d2797c4355f8e33ba6620630e74fff2d5502af
+// Provenance  sha256 69a03933ee31841378e511d41fbf6e31df08e33f75d40f980a0b558c0bbc7ddb
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

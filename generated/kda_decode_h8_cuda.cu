@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 2ba2a08896262a0bafa2811afaca27bc31a3b807de9a2319d90a8bbeac8bcf20
+// Provenance  sha256 29dc8e71e2e0d2430f196611d8cea74ba9bffb43843542db0242ef2f4c338aa1
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

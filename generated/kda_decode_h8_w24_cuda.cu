@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 959b07cf8aa395815bd0e7d67925ab4f1f75a154edc21c8b5fadc8ecabe6c5dd
+// Provenance  sha256 d76e3cb238cdca81e33e65e171384d7948c165dbb471e201e4d6f8fef40c8045
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

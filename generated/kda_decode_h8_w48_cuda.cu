@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 fc03f071dd858096a031240724b10848760ca1114c7f613497b703115847c1fa
+// Provenance  sha256 135c7d3d52c399054fbbc4f744e4156908edcba6d89b805ca6efb842f797c044
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

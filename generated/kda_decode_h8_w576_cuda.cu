@@ -25,7 +25,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 8877d876dc353cffc1cc0ff95edeecd412b422666037f64c44cd8c367f20c35f
+// Provenance  sha256 706a8d4281b3fe6cf193825f4785ecc3586ab09773a7346f89975d983dea62fb
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 7290320b1525c2f5d5692f2ab7acb0351dc90b7f096abc5d05e00e3103d31f4b
+// Provenance  sha256 75fbe79d8f3f13070c8b944e8bca13b879b9dbf45afd48ea93fd1abe613c9f9e
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

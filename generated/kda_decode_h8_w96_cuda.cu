@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 601b98d9a0f6e133a2eccd485c57ee47c0f536e9c269b4ced7c4876ddc210b27
+// Provenance  sha256 c4faf4bc8a659cb91a4282a8dde1cb9a4f394883f8d288f13d99b197b6e602c4
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -22,7 +22,7 @@
 //             stages/rows.j2
 //             stages/slice_in_registers.j2
 //             targets/cdna.hip.j2
-// Provenance  sha256 cb0a7da5b822f7c9e0476502d0ecd94b188284f845ca29ede2921c06b934f38f
+// Provenance  sha256 b759b3628f22db013513868a0dfe265d8998643e3b7862dd87e7e22d0d0d29d6
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

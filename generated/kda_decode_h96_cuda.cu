@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 945aa044a7ca7da2ae155939ed4cac8738511cee4deef875af3832f610ddb82b
+// Provenance  sha256 3a67508d3324b8fbc8d08b0e5c9a316ba839810750405082bdf57bbb8e030a08
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

@@ -25,7 +25,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 7c33e503dfeb95e6cf807d46a1de19deb1335a1c1bbefef7958d67ba55b22801
+// Provenance  sha256 95013ec71a3359d13097c4c5a4d2469c6a3a31531724379d542bff0fa77a2c5a
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.

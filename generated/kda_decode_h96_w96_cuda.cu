@@ -24,7 +24,7 @@
 //             stages/rows.j2
 //             stages/slice_in_lds.j2
 //             targets/cuda.cu.j2
-// Provenance  sha256 86b5c654c7a018655a57d94c48c1ceeb83dd1a5b864dfbe78cf925d8598bea2c
+// Provenance  sha256 5ef1beb6ae6515d119586c01caa40d7340237eeb4e306aa9750074a977c9eaf1
 //             of the table row, its plan, the launch parameters and the templates
 //
 // A row whose slot is below first_live_slot, or not below the pool's length, is null: zeros in out, no slot touched.
